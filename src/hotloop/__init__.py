@@ -1,0 +1,59 @@
+"""hotloop: keep the GPU busy. The public names, loaded on first use, so that `import hotloop` brings no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hotloop.core.errors import DamagedSample as DamagedSample
+    from hotloop.core.errors import HotloopError as HotloopError
+    from hotloop.core.errors import InputError as InputError
+    from hotloop.core.job import Job as Job
+    from hotloop.core.job import load_job as load_job
+    from hotloop.core.machine import read_machine as read_machine
+    from hotloop.core.run import Result as Result
+    from hotloop.core.run import Run as Run
+    from hotloop.data.dataset import Dataset as Dataset
+    from hotloop.data.loader import Loaders as Loaders
+    from hotloop.data.loader import LoaderSettings as LoaderSettings
+    from hotloop.tasks.task import Example as Example
+    from hotloop.tasks.task import Task as Task
+    from hotloop.train.checkpoint import Checkpointer as Checkpointer
+    from hotloop.train.preemption import Preemption as Preemption
+    from hotloop.train.step import Step as Step
+    from hotloop.train.step import StepSettings as StepSettings
+    from hotloop.train.training import train_job as train_job
+
+_HOMES = {
+    "DamagedSample": "core.errors",
+    "HotloopError": "core.errors",
+    "InputError": "core.errors",
+    "Job": "core.job",
+    "load_job": "core.job",
+    "read_machine": "core.machine",
+    "Result": "core.run",
+    "Run": "core.run",
+    "Dataset": "data.dataset",
+    "Loaders": "data.loader",
+    "LoaderSettings": "data.loader",
+    "Example": "tasks.task",
+    "Task": "tasks.task",
+    "Checkpointer": "train.checkpoint",
+    "Preemption": "train.preemption",
+    "Step": "train.step",
+    "StepSettings": "train.step",
+    "train_job": "train.training",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hotloop' has no attribute {name!r}")
+    return getattr(import_module(f"hotloop.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -1,0 +1,1 @@
+"""Arguments to verbs to printed results. The only place that prints or exits."""

@@ -1,0 +1,97 @@
+"""The `hotloop` command. Commands are imported when they are called, so that help stays quick."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from hotloop import __version__
+from hotloop.core.errors import HotloopError
+
+_COMMANDS = {
+    "train": ("hotloop.cli.train:train", "Train what a job file asks for."),
+    "job": ("hotloop.cli.job:job", "Write and check job files."),
+    "runs": ("hotloop.cli.runs:runs", "List and compare runs."),
+}
+"""Command -> where it is, and its line in the help; a test holds the lines against the commands."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hotloop", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Keep the GPU busy.
+
+    Exit codes: 0 done; 1 the work failed; 2 bad usage or bad input; 75 stopped early but saved, start me again.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments[:1] or os.environ.get("HOTLOOP_DEBUG") == "1"
+    try:
+        code = cli.main(arguments, prog_name="hotloop", standalone_mode=False)
+    except HotloopError as error:
+        _fail(error, debug)
+    except click.UsageError as error:
+        _fail(_usage(error), debug)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as in `hotloop runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        _fail(_unexpected(error), debug)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(error: HotloopError, debug: bool) -> NoReturn:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+    sys.exit(error.exit_code)
+
+
+def _usage(error: click.UsageError) -> HotloopError:
+    from hotloop.core.errors import InputError
+
+    command = error.ctx.command_path if error.ctx else "hotloop"
+    usage = error.ctx.get_usage().removeprefix("Usage: ") if error.ctx else "hotloop COMMAND"
+    return InputError(error.format_message(), f"usage: {usage}", f"{command} --help")
+
+
+def _unexpected(error: Exception) -> HotloopError:
+    """An error that is not hotloop's own: most often from the user's code, so it says where it was raised."""
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    where = f"{frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}" if frame else "unknown place"
+    text = " ".join(str(error).split()) or "no message"
+    wrapped = HotloopError(
+        f"{type(error).__name__}: {text}", f"raised in {where}", "hotloop --debug ... shows the way there"
+    )
+    wrapped.__cause__ = error
+    return wrapped

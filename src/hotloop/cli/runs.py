@@ -1,0 +1,107 @@
+"""`hotloop runs`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hotloop.core.compare import Comparison, compare_runs
+from hotloop.core.run import Run, find_run, list_runs
+from hotloop.core.units import format_seconds
+
+_root = click.option(
+    "--root", default="runs", type=click.Path(path_type=Path), help="Folder of the runs.", show_default=True
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@_root
+@_json
+@click.pass_context
+def runs(context: click.Context, root: Path, as_json: bool) -> None:
+    """List and compare runs.
+
+    Without a command: all runs in a folder, oldest first, with their status and result.
+    """
+    if context.invoked_subcommand:
+        return
+    found = list_runs(root)
+    if as_json:
+        click.echo(json.dumps({"runs": [_row(run) for run in found]}))
+    elif not found:
+        click.echo(f"no runs in {root}")
+    else:
+        _print_table(("run", "status", "steps", "training", "samples/s", "metrics"), [_cells(run) for run in found])
+
+
+@runs.command()
+@click.argument("a")
+@click.argument("b")
+@_root
+@_json
+def compare(a: str, b: str, root: Path, as_json: bool) -> None:
+    """Say what differs between two runs and how their curves relate.
+
+    A and B are names in the runs' folder, "latest", or paths.
+    """
+    comparison = compare_runs(find_run(a, root), find_run(b, root))
+    if as_json:
+        click.echo(json.dumps(comparison.to_json()))
+    else:
+        _print_comparison(comparison)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    result = run.result()
+    return {
+        "name": run.name,
+        "directory": str(run.directory),
+        "status": run.status(),
+        "result": asdict(result) if result else None,
+    }
+
+
+def _cells(run: Run) -> tuple[str, ...]:
+    result = run.result()
+    if result is None:
+        return run.name, run.status(), "", "", "", ""
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    speed = f"{result.samples_per_second:,.0f}"
+    return run.name, result.status, f"{result.steps:,}", format_seconds(result.train_seconds), speed, metrics
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    names = (comparison.a, comparison.b)
+    if comparison.settings:
+        rows = [(key, *map(_shown, values)) for key, values in comparison.settings.items()]
+        _print_table(("setting", *names), rows)
+    else:
+        click.echo("settings: equal")
+    rows = [(name, *map(_shown, values)) for name, values in comparison.results.items()]
+    _print_table(("result", *names), rows)
+    for curve in comparison.curves:
+        click.echo(curve.sentence)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 1000)  # a pipe has no width: keep each row on one line
+    console.print(table)

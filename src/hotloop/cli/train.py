@@ -1,0 +1,73 @@
+"""`hotloop train`."""
+
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import load_job
+from hotloop.core.machine import read_machine
+from hotloop.core.run import Result, Run
+from hotloop.core.units import format_seconds
+
+_STOPPED_EARLY = 75
+"""EX_TEMPFAIL: schedulers that know it start the job again."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
+@click.option(
+    "--resume",
+    default="auto",
+    metavar="auto|never|PATH",
+    help="auto: continue the run in run.dir, if there is one (default). never: set it aside and start anew. "
+    "PATH: continue a checkpoint or a run.",
+)
+@click.option("--dry-run", is_flag=True, help="Check job, data and model, say what would be trained, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as_json: bool) -> int:
+    """Train what a job file asks for.
+
+    Ctrl-C or SIGTERM saves at the next step and exits with 75; the same command continues if the job has a run.dir.
+    """
+    job = load_job(file, overrides)
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
+    sys.path.insert(0, os.getcwd())  # "module:name" in a job means the user's own files, as with `python -m`
+    from hotloop.cli.progress import terminal_observer
+    from hotloop.train.training import inspect_job, train_job
+
+    if dry_run:
+        plan = inspect_job(job, read_machine())
+        click.echo(json.dumps(plan) if as_json else "\n".join(f"{name}: {value}" for name, value in plan.items()))
+        return 0
+    run, result = train_job(job, read_machine(), terminal_observer(), resume)
+    if as_json:
+        click.echo(json.dumps({"run": str(run.directory), **asdict(result)}))
+    else:
+        click.echo(_summary(file, run, result, fixed=job.run.dir is not None))
+    return 0 if result.status == "finished" else _STOPPED_EARLY
+
+
+def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
+    directory = os.path.relpath(run.directory)
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    lines = [
+        f"{result.status} after {result.steps:,} steps, {format_seconds(result.train_seconds)} of training",
+        figures,
+        f"{result.samples_per_second:,.0f} samples/s, {100 * result.data_wait_share:.1f} % of it waiting for data",
+    ]
+    if result.corrupt_files:
+        lines.append(f"{len(result.corrupt_files)} damaged files were replaced:")
+        lines += [f"  {damaged['path']}: {damaged['reason']}" for damaged in result.corrupt_files]
+    if result.status == "preempted":
+        again = "" if fixed else f" --set run.dir={directory}"
+        lines.append(f"saved; to continue: hotloop train {file}{again}")
+    lines.append(f"report: {directory}/report.html")
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,1 @@
+"""The nouns: job, machine, run; their errors and units. Imports no torch and no verb."""

@@ -1,0 +1,368 @@
+"""The job: what to train, on which data, how. A TOML file, validated; every key has a description and a default.
+
+Relative paths in a job are relative to the current directory, as in every other command's arguments.
+"""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from hotloop.core.errors import InputError
+from hotloop.core.units import Interval
+
+FORMAT = 1
+"""The newest job format that this version reads."""
+
+
+def _interval(value: object) -> object:
+    return Interval.parse(value) if isinstance(value, str) and value != "auto" else value
+
+
+_IntervalSchema = WithJsonSchema({"type": "string", "examples": ["100 steps", "1 epoch", "30 s", "auto"]})
+IntervalText = Annotated[Interval, BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
+AutoInterval = Annotated[Interval | Literal["auto"], BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
+Auto = Literal["auto"]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise ValueError(f"the first, {pair[0]:g}, must not be more than the second, {pair[1]:g}")
+    return pair
+
+
+class Section(BaseModel):
+    """A table of the job file: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class AugmentSection(Section):
+    """How training images are varied; every draw depends on seed, epoch and image alone."""
+
+    crop_scale: Annotated[tuple[Probability, Probability], AfterValidator(_ascending)] = Field(
+        (0.08, 1.0), description="share of the image's area that a random crop keeps, lowest and highest; [1, 1]: none"
+    )
+    crop_ratio: Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(_ascending)] = Field(
+        (0.75, 4 / 3), description="width to height of a random crop, lowest and highest"
+    )
+    flip: Probability = Field(0.5, description="probability of a horizontal flip")
+    randaugment: NonNegativeInt = Field(0, description="magnitude of RandAugment (1 to 30), one draw a batch; 0: off")
+    mixup: NonNegativeFloat = Field(0.0, description="alpha of MixUp; 0: off")
+    cutmix: NonNegativeFloat = Field(0.0, description="alpha of CutMix; 0: off. With mixup, each batch takes one")
+
+
+class ImagesTask(Section):
+    """Image classification: class folders or a list of files in, class numbers out."""
+
+    name: Literal["images"] = Field("images", description='the task: "images", or your own as "module:Class"')
+    image_size: PositiveInt = Field(224, description="height and width of what the model sees, pixels")
+    center_crop: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.875, description="side of the validation crop as a share of the image's shorter side"
+    )
+    mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="mean of each channel, 0 to 1")
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = Field(
+        (0.229, 0.224, 0.225), description="standard deviation of each channel, 0 to 1"
+    )
+    label_smoothing: Probability = Field(0.0, description="share of the target spread over all classes")
+    max_pixels: PositiveInt = Field(
+        100_000_000, description="an image of more pixels counts as damaged (decompression bombs)"
+    )
+    augment: AugmentSection = Field(default_factory=lambda: AugmentSection())
+
+
+class CustomTask(Section):
+    """A task of the user's own: a subclass of `hotloop.Task`."""
+
+    name: str = Field(pattern=r"^[\w.]+:[\w.]+$", description='"module:Class", imported from the current directory')
+    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the class")
+
+
+def _task_kind(value: object) -> str:
+    name = value.get("name", "images") if isinstance(value, dict) else getattr(value, "name", "images")
+    return "custom" if ":" in str(name) else "images"
+
+
+class DataSection(Section):
+    """What to train on."""
+
+    train: str = Field(description="a folder of class folders, or a .csv or .jsonl list of path and label")
+    val: str | None = Field(None, description="the same for validation; without it nothing is validated")
+    batch_size: PositiveInt = Field(64, description="samples a batch")
+    val_batch_size: PositiveInt | Auto = Field("auto", description="samples a validation batch; auto: twice batch_size")
+    drop_last: bool = Field(False, description="leave out the last batch of an epoch if it is short")
+    workers: NonNegativeInt | Auto = Field(
+        "auto", description="processes that read data; 0: the training process itself; auto: by the usable processors"
+    )
+    on_corrupt: Literal["replace", "raise"] = Field(
+        "replace", description="a file that cannot be read is replaced by another, counted and named; or stops the run"
+    )
+
+
+class ModelSection(Section):
+    """What to train."""
+
+    name: str = Field(description='a torchvision or timm model by name, or "module:callable"')
+    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model's constructor")
+
+
+class TrainSection(Section):
+    """How long, and in what portions."""
+
+    epochs: PositiveInt = Field(10, description="passes over the training data")
+    accumulate: PositiveInt = Field(1, description="batches a step; a short last window is weighted by its samples")
+    clip_norm: NonNegativeFloat = Field(0.0, description="largest norm of the gradient; 0: no clipping")
+    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="decay of the averaged weights that are validated, 0.999 for example; 0: off"
+    )
+
+
+class OptimizerSection(Section):
+    """How weights follow gradients."""
+
+    name: str = Field("sgd", description='an optimizer of torch.optim in lower case, or "module:callable"')
+    learning_rate: PositiveFloat = Field(0.1, description="the highest learning rate of the schedule")
+    weight_decay: NonNegativeFloat = Field(0.0, description="weight decay of matrices and kernels")
+    decay_vectors: bool = Field(False, description="decay biases and the gains of normalisation too")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="other keyword arguments: { momentum = 0.9 }")
+
+
+class ScheduleSection(Section):
+    """How the learning rate moves, step by step."""
+
+    name: Literal["constant", "cosine", "step", "one-cycle"] = Field(
+        "cosine", description="constant, cosine, step or one-cycle"
+    )
+    warmup: IntervalText | None = Field(
+        None, description='linear warm-up at the start ("500 steps", "1 epoch"); one-cycle without it: 30 % of the run'
+    )
+    final: Probability = Field(
+        0.0, description="learning rate at the end as a share of the highest (cosine, one-cycle)"
+    )
+    every: IntervalText = Field(Interval(30, "epochs"), description="distance of the drops (step)")
+    factor: Probability = Field(0.1, description="what each drop multiplies by (step)")
+
+
+class SpeedSection(Section):
+    """How fast; nothing here changes what is computed beyond rounding."""
+
+    channels_last: bool | Auto = Field("auto", description="memory layout for convolutions; auto: on a GPU")
+    compile: bool | Auto = Field("auto", description="torch.compile of the model; auto: off")
+    cudnn_benchmark: bool | Auto = Field("auto", description="let cuDNN try its algorithms; auto: on a GPU")
+
+
+class CheckpointSection(Section):
+    """What an interruption may cost at most."""
+
+    every: AutoInterval = Field(
+        "auto", description='"100 steps", "1 epoch", "30 s"; auto: each epoch, and by Young\'s formula within it'
+    )
+    keep: PositiveInt = Field(2, description="how many of the newest checkpoints stay")
+    interruption: IntervalText = Field(
+        Interval(4 * 3600, "seconds"), description="expected time between interruptions, for auto"
+    )
+
+
+class LogSection(Section):
+    """What is written down."""
+
+    every: PositiveInt = Field(10, description="steps a line of metrics.jsonl and a TensorBoard point")
+    tensorboard: bool = Field(True, description="write TensorBoard events")
+
+
+class RunSection(Section):
+    """Where it is written."""
+
+    dir: str | None = Field(None, description="the run's directory: the same job started in it again continues it")
+    root: str = Field("runs", description="without dir, each start makes a new directory in here")
+
+
+class Job(Section):
+    """One training, as asked for."""
+
+    version: int = Field(FORMAT, description="format of this file")
+    name: str = Field("job", pattern=r"^[\w.-]+$", description="name of the run's directory")
+    seed: NonNegativeInt = Field(0, description="seed of weights, order and augmentation")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
+    )
+    task: Annotated[
+        Annotated[ImagesTask, Tag("images")] | Annotated[CustomTask, Tag("custom")], Discriminator(_task_kind)
+    ] = Field(default_factory=lambda: ImagesTask())
+    data: DataSection
+    model: ModelSection
+    train: TrainSection = Field(default_factory=lambda: TrainSection())
+    optimizer: OptimizerSection = Field(default_factory=lambda: OptimizerSection())
+    schedule: ScheduleSection = Field(default_factory=lambda: ScheduleSection())
+    speed: SpeedSection = Field(default_factory=lambda: SpeedSection())
+    checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
+    log: LogSection = Field(default_factory=lambda: LogSection())
+    run: RunSection = Field(default_factory=lambda: RunSection())
+
+    def to_toml(self) -> str:
+        """The whole job as TOML, defaults included; keys without a value are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Read and validate a job file, `overrides` ("train.epochs=3") laid over it.
+
+    Raises:
+        InputError: the file is absent, is no TOML, or asks for what a job cannot have.
+    """
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"no job file {path}", "there is no such file", "hotloop job init > job.toml") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder", "a job is a TOML file", f"hotloop train {path}/job.toml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}", str(error), "name a readable TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML", str(error), "mend that line (https://toml.io)") from None
+    for override in overrides:
+        _override(raw, override)
+    return parse_job(raw, str(path))
+
+
+def parse_job(raw: dict[str, Any], origin: str) -> Job:
+    """Validate a job given as plain data; `origin` names it in errors."""
+    version = raw.get("version", FORMAT)
+    if isinstance(version, int) and version > FORMAT:
+        raise InputError(
+            f"{origin} is a job of format {version}; this hotloop reads up to {FORMAT}",
+            "it was written for a newer version",
+            "pip install --upgrade hotloop",
+        )
+    try:
+        return Job.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(error, raw, origin) from None
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(part.strip() for part in key.split(".")):
+        raise InputError(f"--set {override!r}", "it takes KEY=VALUE", "--set train.epochs=3")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, last = (part.strip() for part in key.split("."))
+    for table in tables:
+        raw = raw.setdefault(table, {})
+        if not isinstance(raw, dict):
+            raise InputError(f"--set {override!r}", f"{table} is not a table", f"--set {table}=VALUE")
+    raw[last] = value
+
+
+def known_keys() -> dict[str, str]:
+    """Every dotted key of a job with its description; a custom task's are not among them."""
+
+    def walk(section: type[Section], prefix: str) -> dict[str, str]:
+        keys: dict[str, str] = {}
+        for name, field in section.model_fields.items():
+            inner = ImagesTask if name == "task" else field.annotation
+            if isinstance(inner, type) and issubclass(inner, Section):
+                keys |= walk(inner, f"{prefix}{name}.")
+            else:
+                keys[f"{prefix}{name}"] = field.description or ""
+        return keys
+
+    return walk(Job, "")
+
+
+def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputError:
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"] if part not in ("images", "custom")]
+    key = ".".join(location)
+    keys = known_keys()
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(key, keys, n=1, cutoff=0.4) or [
+            known for known in keys if known.rsplit(".", 1)[-1] == location[-1]
+        ]
+        return InputError(
+            f"{origin}: unknown key {key}",
+            f"the nearest known key is {near[0]}" if near else "no key has a name like it",
+            f"rename it to {near[0]}" if near else "hotloop job schema lists all keys",
+        )
+    if first["type"] == "missing":
+        key = next((required for required in STARTER if required.startswith(f"{key}.")), key)
+        return InputError(
+            f"{origin}: {key} is missing", f"it has no default: {keys.get(key, key)}", f"--set {key}=VALUE"
+        )
+    if key == "task.name":
+        return InputError(
+            f'{origin}: unknown task "{first["input"]}"',
+            "tasks are images, or your own as module:Class",
+            '--set task.name="images"',
+        )
+    known = next((name for name in keys if key == name or key.startswith(f"{name}.")), key)
+    received = json.dumps(first["input"], default=str)
+    what = f"{origin}: {known} = {received if len(received) < 80 else received[:77] + '...'}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return InputError(what, reason, f"{known}: {keys.get(known, 'hotloop job schema lists all keys')}")
+
+
+STARTER: dict[str, Any] = {
+    "data.train": "data/train",
+    "data.val": "data/val",
+    "model.name": "resnet18",
+    "optimizer.arguments": {"momentum": 0.9},
+}
+"""What a starter file sets besides the defaults; the keys that have none are among them."""
+
+
+def starter_toml() -> str:
+    """A job file with every key, its default and its description, made from the model itself."""
+    defaults = parse_job(_nest(STARTER), "starter").model_dump(mode="json")
+    lines = ["# A hotloop job. Start it: hotloop train job.toml. Any key: --set train.epochs=3"]
+    table = ""
+    for key, description in known_keys().items():
+        *tables, name = key.split(".")
+        if ".".join(tables) != table:
+            table = ".".join(tables)
+            lines += ["", f"[{table}]"]
+        value: Any = defaults
+        for part in (*tables, name):
+            value = value[part]
+        line = f'# {name} = "..."' if value is None else _toml_line(name, value)
+        lines.append(f"{line}  # {description}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_line(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = ", ".join(_toml_line(key, inner) for key, inner in value.items())
+        return f"{name} = {{ {pairs} }}" if pairs else f"{name} = {{}}"
+    return " ".join(tomli_w.dumps({name: value}).split()).replace("[ ", "[").replace(", ]", "]")
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        table, name = key.split(".")
+        nested.setdefault(table, {})[name] = value
+    return nested

@@ -1,0 +1,232 @@
+"""A run: one directory that holds everything about one training.
+
+```
+runs/digits-20261121-093000/
+  job.toml        the job as resolved
+  machine.json    the machine as plain data
+  metrics.jsonl   one line a logged step, epoch, validation and save
+  events/         TensorBoard
+  checkpoints/    step-00000120/ and so on
+  result.json     what came out, or how it ended
+  examples.json   predictions on validation samples
+  report.html     all of it on one page
+```
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from hotloop.core.errors import InputError, cannot_write
+from hotloop.core.files import write_atomic
+from hotloop.core.job import Job
+from hotloop.core.machine import Machine
+
+Status = Literal["finished", "preempted", "failed", "running", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run, as `result.json` holds it.
+
+    Attributes:
+        status: finished; preempted (saved, start me again); or failed.
+        metrics: the last validation's means ("val_accuracy", "val_loss") and the last "train_loss".
+        steps: optimizer steps over the whole run, resumed parts included.
+        samples_per_second: training samples over training time; validation and saving are not counted.
+        data_wait_share: share of the training time spent waiting for data, 0 to 1.
+        weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
+        corrupt_files: each damaged file with its reason, in order of name.
+        error: the three lines, if it failed.
+    """
+
+    status: Status
+    name: str
+    metrics: dict[str, float]
+    epochs: int
+    steps: int
+    samples_per_second: float
+    data_wait_share: float
+    train_seconds: float
+    weights_sha256: str = ""
+    corrupt_files: list[dict[str, str]] = field(default_factory=list)
+    precision: str = ""
+    device: str = ""
+    parameters: int = 0
+    resumed_from: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The directory of one run, and the names in it."""
+
+    directory: Path
+
+    @property
+    def job_file(self) -> Path:
+        return self.directory / "job.toml"
+
+    @property
+    def machine_file(self) -> Path:
+        return self.directory / "machine.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.directory / "metrics.jsonl"
+
+    @property
+    def result_file(self) -> Path:
+        return self.directory / "result.json"
+
+    @property
+    def examples_file(self) -> Path:
+        return self.directory / "examples.json"
+
+    @property
+    def report_file(self) -> Path:
+        return self.directory / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def events(self) -> Path:
+        return self.directory / "events"
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    def write_start(self, job: Job, machine: Machine) -> None:
+        """Keep the job as resolved and the machine; an older result is about an earlier part of the run: remove it."""
+        write_atomic(self.job_file, job.to_toml())
+        write_atomic(self.machine_file, json.dumps(asdict(machine), indent=2) + "\n")
+        self.result_file.unlink(missing_ok=True)
+
+    def write_result(self, result: Result) -> None:
+        """Write `result.json` whole or not at all."""
+        write_atomic(self.result_file, json.dumps(asdict(result), indent=2) + "\n")
+
+    def result(self) -> Result | None:
+        """The result, if the run has ended by itself."""
+        try:
+            return Result(**json.loads(self.result_file.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def status(self) -> Status:
+        """How the run stands; one that left no result and that no process holds was interrupted."""
+        result = self.result()
+        if result:
+            return result.status
+        return "running" if self._is_locked() else "interrupted"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of `metrics.jsonl`; a last line cut off by a crash is left out."""
+        records = []
+        for line in self.metrics_file.read_text().splitlines() if self.metrics_file.exists() else []:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop what was logged after `step`: the run continues from there."""
+        records = [record for record in self.metrics() if record["step"] <= step]
+        write_atomic(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process; the lock goes with the process, however it ends.
+
+        Raises:
+            InputError: another process trains in this directory.
+        """
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.directory} is in use",
+                    "another process trains in it",
+                    "wait for it, or choose another run.dir",
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _is_locked(self) -> bool:
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+
+def open_run(job: Job, now: datetime) -> Run:
+    """The run's directory, made if it is not there: `run.dir`, or a new one named by job and time.
+
+    `latest` in `run.root` points to the newest.
+
+    Raises:
+        InputError: the directory cannot be made or written.
+    """
+    root = Path(job.run.root)
+    directory = Path(job.run.dir) if job.run.dir else _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}")
+    run = Run(directory.absolute())
+    try:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_atomic(run.directory / ".writable", "")
+        (run.directory / ".writable").unlink()
+        if run.directory.parent == root.absolute():
+            _point(root / "latest", run.name)
+    except OSError as error:
+        raise cannot_write(run.directory, error, InputError) from None
+    return run
+
+
+def list_runs(root: Path) -> list[Run]:
+    """All runs in a folder, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [Run(entry) for entry in root.iterdir() if not entry.is_symlink() and (entry / "job.toml").is_file()]
+    return sorted(found, key=lambda run: (run.job_file.stat().st_mtime, run.name))
+
+
+def find_run(text: str, root: Path) -> Run:
+    """The run meant by a path or by a name in `root` ("latest" too).
+
+    Raises:
+        InputError: there is none.
+    """
+    for directory in (Path(text), root / text):
+        if (directory / "job.toml").is_file():
+            return Run(directory.resolve())
+    names = ", ".join(run.name for run in list_runs(root)[-3:])
+    raise InputError(f"no run {text}", f"runs in {root}: {names or 'none'}", "hotloop runs")
+
+
+def _unused(directory: Path) -> Path:
+    candidate, number = directory, 2
+    while candidate.exists():
+        candidate, number = directory.with_name(f"{directory.name}-{number}"), number + 1
+    return candidate
+
+
+def _point(link: Path, name: str) -> None:
+    temporary = link.with_name(f".latest.{os.getpid()}")
+    temporary.symlink_to(name)
+    temporary.replace(link)

@@ -1,0 +1,105 @@
+"""What a data set is: samples by number, each a few arrays of fixed shape."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotloop.core.errors import DamagedSample, HotloopError, InputError
+from hotloop.data.random import sample_generator
+
+Sample = Mapping[str, np.ndarray]
+
+
+class Dataset(ABC):
+    """Samples by number.
+
+    Its objects travel to worker processes by pickle: keep what is small (paths, not pixels), open files in `sample`.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def sample(self, index: int, random: np.random.Generator) -> Sample:
+        """Sample `index` as named arrays or numbers, of the same shapes and dtypes for every sample.
+
+        Args:
+            index: 0 to `len(self)` - 1.
+            random: the sample's own random numbers in this epoch; draw augmentation from it and from nothing else.
+
+        Raises:
+            DamagedSample: the sample cannot be read; another one takes its place.
+        """
+
+    def name(self, index: int) -> str:
+        """What to call sample `index` in messages: its file, if it has one."""
+        return f"sample {index}"
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A text that differs between different data; a run resumes only with the same."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damaged sample that was met."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A sample that was read, perhaps instead of damaged ones."""
+
+    index: int
+    sample: Sample
+    damages: tuple[Damage, ...]
+
+
+_ATTEMPTS = 100
+
+
+def read_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> Filled:
+    """Sample `index`, or the one that takes its place if it is damaged: always the same one.
+
+    Raises:
+        DamagedSample: a hundred samples in a row were damaged.
+    """
+    damages: list[Damage] = []
+    for attempt in range(_ATTEMPTS):
+        random = sample_generator(seed, epoch, index, attempt)
+        try:
+            return Filled(index, dataset.sample(index, random), tuple(damages))
+        except DamagedSample as damaged:
+            damages.append(Damage(damaged.name, damaged.reason))
+            index = int(random.integers(len(dataset)))
+    raise DamagedSample(damages[-1].name, f"{damages[-1].reason}; so were {_ATTEMPTS - 1} samples drawn instead of it")
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape (without the batch) and dtype of one array of a sample."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
+    """Shapes and dtypes of the data set's samples, from the first that can be read.
+
+    Raises:
+        InputError: the data set is empty or none of its samples can be read.
+    """
+    if len(dataset) == 0:
+        raise InputError("the data set has 0 samples", "there is nothing to train on", "name other data")
+    try:
+        sample = read_sample(dataset, seed, 0, 0).sample
+    except DamagedSample as damaged:
+        raise InputError(damaged.what, damaged.cause, "name readable data") from None
+    except HotloopError:
+        raise
+    return {key: Field(np.shape(value), np.asarray(value).dtype) for key, value in sample.items()}

@@ -1,0 +1,189 @@
+"""Images in files: class folders and lists, decoded to crops of one size."""
+
+import csv
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hotloop.core.errors import InputError
+from hotloop.data.dataset import Dataset, Sample
+from hotloop.data.decode import Box, decode_crop
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """Files with their class: `labels[i]` counts into `classes`."""
+
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+    origin: str
+
+
+def find_images(location: str, classes: Sequence[str] | None = None) -> ImageList:
+    """The images of a folder of class folders, or of a .csv or .jsonl list with `path` and `label`.
+
+    Paths in a list are relative to the list. The order is by name, so that it is the same on every file system.
+
+    Args:
+        classes: the classes that are allowed, in order; without it, those that are found, by name.
+
+    Raises:
+        InputError: there is no such folder, a class is empty or unknown, or there are fewer than two classes.
+    """
+    root = Path(location)
+    if root.is_dir():
+        pairs = list(_folder(root))
+    elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
+        pairs = list(_csv(root) if root.suffix.lower() == ".csv" else _jsonl(root))
+    else:
+        raise InputError(
+            f"no data at {location}",
+            "there is no such folder, and no .csv or .jsonl file of that name",
+            f"--set data.train=FOLDER, a folder of class folders; the current one is {Path.cwd()}",
+        )
+    found = sorted({label for _, label in pairs})
+    if classes is None and len(found) < 2:
+        raise InputError(
+            f"{location} has {len(found)} class{'' if len(found) == 1 else 'es'}; at least 2 are needed",
+            f"classes are the folders in it: {', '.join(found) or 'there are none with images'}",
+            "give each class a folder of its own, or name a list with a label column",
+        )
+    names = tuple(found if classes is None else classes)
+    numbers = {name: number for number, name in enumerate(names)}
+    for path, label in pairs:
+        if label not in numbers:
+            raise InputError(
+                f'{location}: label "{label}" of {path} is not among the {len(names)} classes of the training data',
+                f"those are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}",
+                "remove it, or add the class to the training data",
+            )
+    return ImageList(tuple(path for path, _ in pairs), tuple(numbers[label] for _, label in pairs), names, location)
+
+
+def _folder(root: Path) -> Iterable[tuple[str, str]]:
+    for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")):
+        files = sorted(
+            os.path.join(folder, file)
+            for folder, _, names in os.walk(root / name, followlinks=True)
+            for file in names
+            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
+        )
+        if not files:
+            raise InputError(
+                f"class folder {root / name} has no images",
+                f"it holds no {', '.join(sorted(SUFFIXES))} file",
+                f"put images in, or remove it: rmdir {root / name}",
+            )
+        yield from ((file, name) for file in files)
+
+
+def _csv(file: Path) -> Iterable[tuple[str, str]]:
+    with file.open(newline="") as lines:
+        reader = csv.DictReader(lines)
+        if not {"path", "label"} <= set(reader.fieldnames or ()):
+            raise InputError(
+                f"{file} has the columns {', '.join(reader.fieldnames or ['none'])}",
+                "a list needs path and label",
+                "make its first line: path,label",
+            )
+        for row in reader:
+            yield str(file.parent / row["path"]), row["label"]
+
+
+def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
+    with file.open() as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                yield str(file.parent / row["path"]), str(row["label"])
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise InputError(
+                    f"{file}, line {number}: {line.strip()[:80]}",
+                    f"a line of it is an object with path and label ({type(error).__name__}: {error})",
+                    '{"path": "cat/1.jpg", "label": "cat"}',
+                ) from None
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """A crop of random area and shape, and a random flip.
+
+    Attributes:
+        scale: share of the area, lowest and highest.
+        ratio: width to height, lowest and highest; drawn evenly in its logarithm.
+        flip: probability of a horizontal flip.
+    """
+
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+
+    def draw(self, height: int, width: int, random: np.random.Generator) -> Box:
+        """The crop of an image of that size. The distribution is that of torchvision's RandomResizedCrop."""
+        flip = random.random() < self.flip
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * random.random())
+            ratio = math.exp(low + (high - low) * random.random())
+            crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < crop_width <= width and 0 < crop_height <= height:
+                top = int(random.integers(height - crop_height + 1))
+                left = int(random.integers(width - crop_width + 1))
+                return Box(top, left, crop_height, crop_width, flip)
+        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        crop_width, crop_height = min(width, round(height * ratio)), min(height, round(width / ratio))
+        return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width, flip)
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """The square in the middle; its side is `share` of the shorter side."""
+
+    share: float
+
+    def draw(self, height: int, width: int, random: np.random.Generator) -> Box:
+        """The crop of an image of that size; nothing is drawn."""
+        side = max(1, round(min(height, width) * self.share))
+        return Box((height - side) // 2, (width - side) // 2, side, side, False)
+
+
+@dataclass(frozen=True)
+class ImageFiles(Dataset):
+    """Crops of the images of a list.
+
+    A sample is `images`, uint8 (size, size, 3), red green blue, and `labels`, int64.
+    """
+
+    images: ImageList
+    size: int
+    crop: RandomCrop | CenterCrop
+    max_pixels: int
+
+    def __len__(self) -> int:
+        return len(self.images.paths)
+
+    def sample(self, index: int, random: np.random.Generator) -> Sample:
+        pixels = decode_crop(
+            self.images.paths[index], self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels
+        )
+        return {"images": pixels, "labels": np.asarray(self.images.labels[index], dtype=np.int64)}
+
+    def name(self, index: int) -> str:
+        return self.images.paths[index]
+
+    def fingerprint(self) -> str:
+        """Hash over classes, labels, and file names relative to the folder: moved data is the same data."""
+        digest = hashlib.sha256("\0".join(self.images.classes).encode())
+        root = os.path.dirname(self.images.origin) if os.path.isfile(self.images.origin) else self.images.origin
+        for path, label in zip(self.images.paths, self.images.labels, strict=True):
+            digest.update(f"\0{os.path.relpath(path, root)}\0{label}".encode())
+        return digest.hexdigest()

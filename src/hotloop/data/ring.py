@@ -1,0 +1,76 @@
+"""A ring of batches in shared memory that worker processes write and the training process reads.
+
+The memory is anonymous (memfd): it has no name to clean up, goes when the last process that maps it goes, even by
+SIGKILL, and is not bounded by the size of /dev/shm, which containers keep at 64 MiB.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+
+from hotloop.data.dataset import Field
+
+_ALIGNMENT = 64
+"""Bytes: a cache line, and enough for vector loads."""
+
+
+class Ring:
+    """`slots` batches of `batch_size` samples each. Travels to a spawned child as a file descriptor.
+
+    Args:
+        fields: shape and dtype of each array of a sample.
+        batch_size: samples a slot holds.
+        slots: batches that can be filled or read at the same time.
+
+    Attributes:
+        size_bytes: shared memory taken.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], batch_size: int, slots: int) -> None:
+        self.fields = dict(fields)
+        self.batch_size = batch_size
+        self.slots = slots
+        self._descriptor = os.memfd_create("hotloop-ring")
+        os.ftruncate(self._descriptor, self.size_bytes)
+        self._map()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.slots * sum(self._field_bytes(field) for field in self.fields.values())
+
+    def slot(self, number: int) -> dict[str, np.ndarray]:
+        """The arrays of slot `number`, each (batch_size, *shape); views, no copies."""
+        return self._views[number]
+
+    def close(self) -> None:
+        """Let go of the memory once the last view of it is gone."""
+        self._views.clear()
+        os.close(self._descriptor)
+
+    def _field_bytes(self, field: Field) -> int:
+        size_bytes = self.batch_size * field.dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
+        return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
+    def _map(self) -> None:
+        memory = mmap.mmap(self._descriptor, self.size_bytes)
+        self._views: list[dict[str, np.ndarray]] = []
+        offset = 0
+        for _ in range(self.slots):
+            views = {}
+            for name, field in self.fields.items():
+                views[name] = np.ndarray((self.batch_size, *field.shape), field.dtype, memory, offset)
+                offset += self._field_bytes(field)
+            self._views.append(views)
+
+    def __getstate__(self) -> dict[str, Any]:
+        descriptor = reduction.DupFd(self._descriptor)
+        return {"fields": self.fields, "batch_size": self.batch_size, "slots": self.slots, "descriptor": descriptor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.fields, self.batch_size, self.slots = state["fields"], state["batch_size"], state["slots"]
+        self._descriptor = state["descriptor"].detach()
+        self._map()

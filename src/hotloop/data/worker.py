@@ -1,0 +1,89 @@
+"""The work of one worker process: read samples, write them into their places in the ring."""
+
+import signal
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from hotloop.core.errors import DamagedSample
+from hotloop.data.dataset import Damage, Dataset, read_sample
+from hotloop.data.ring import Ring
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A data set and the ring that its batches go to."""
+
+    dataset: Dataset
+    ring: Ring
+    seed: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of one batch: fill places `start` to `start + len(indices)` of `slot`."""
+
+    number: int
+    feed: int
+    slot: int
+    start: int
+    epoch: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What became of a chunk.
+
+    Attributes:
+        indices: the samples that are really there, replacements included.
+        damages: damaged samples met, each with the place it should have had.
+        failure: an error of the data set's own with its traceback, empty if there was none.
+        fatal: a sample that could be neither read nor replaced.
+    """
+
+    number: int
+    indices: tuple[int, ...]
+    damages: tuple[tuple[int, Damage], ...]
+    failure: str = ""
+    fatal: Damage | None = None
+
+
+def fill(feed: Feed, chunk: Chunk) -> Filling:
+    """Read a chunk's samples and write them into the ring. The same chunk always gives the same bytes."""
+    views = feed.ring.slot(chunk.slot)
+    indices: list[int] = []
+    damages: list[tuple[int, Damage]] = []
+    try:
+        for place, index in enumerate(chunk.indices, chunk.start):
+            filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index)
+            for name, view in views.items():
+                value = np.asarray(filled.sample[name])
+                if value.shape != view.shape[1:]:  # numpy would broadcast it silently
+                    raise ValueError(
+                        f"{feed.dataset.name(index)}: {name} has shape {value.shape}, the first sample's is "
+                        f"{view.shape[1:]}"
+                    )
+                view[place] = value
+            indices.append(filled.index)
+            damages += [(place, damage) for damage in filled.damages]
+    except DamagedSample as damaged:
+        return Filling(chunk.number, (), tuple(damages), fatal=Damage(damaged.name, damaged.reason))
+    except Exception:
+        return Filling(chunk.number, (), tuple(damages), failure=traceback.format_exc())
+    return Filling(chunk.number, tuple(indices), tuple(damages))
+
+
+def work(connection: Connection, feeds: tuple[Feed, ...]) -> None:
+    """Fill chunks until the training process closes the connection or is gone."""
+    # Ctrl-C and a scheduler's SIGTERM reach the whole group; the training process decides when the workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        try:
+            chunk: Chunk = connection.recv()
+            connection.send(fill(feeds[chunk.feed], chunk))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return

@@ -1,0 +1,79 @@
+"""Charts as SVG text for a page."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+_INK = "#334155"
+_COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea")
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: smaller, selectable, readable by screen readers
+    "svg.hashsalt": "hotloop",  # the same data gives the same file
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#cbd5e1",
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.grid": True,
+    "grid.color": "#e2e8f0",
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Some lines over a common axis.
+
+    Attributes:
+        percent: the values are shares, shown in percent from 0 on.
+        marks: points are marked; for few of them.
+    """
+
+    title: str
+    x_label: str
+    series: Sequence[Series]
+    percent: bool = False
+    from_zero: bool = False
+    marks: bool = False
+    log: bool = False
+
+    def to_svg(self) -> Markup:
+        """The chart as an SVG element."""
+        with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+            figure = Figure(figsize=(5.2, 2.6), layout="constrained")
+            axes = figure.subplots()
+            for number, series in enumerate(self.series):
+                colour = _COLOURS[number % len(_COLOURS)]
+                marker = "o" if self.marks or len(series.x) == 1 else ""
+                axes.plot(series.x, series.y, label=series.label, color=colour, marker=marker, markersize=3, lw=1.4)
+            axes.set_xlabel(self.x_label)
+            if self.log:
+                axes.set_yscale("log")
+            if self.percent:
+                axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=None))
+            if self.percent or self.from_zero:
+                axes.set_ylim(bottom=0)
+            axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True, nbins=6))
+            if len(self.series) > 1:
+                axes.legend()
+            file = io.StringIO()
+            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        text = file.getvalue()
+        element = text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{self.title}"', 1)
+        return Markup(element)  # noqa: S704  # matplotlib escapes what it draws

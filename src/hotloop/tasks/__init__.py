@@ -1,0 +1,1 @@
+"""Tasks: what is trained. The protocol is in `task`; ready ones stand beside it."""

@@ -1,0 +1,103 @@
+"""The few methods that say what is trained. The loop knows nothing else about it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import CustomTask, Job
+from hotloop.core.objects import load_object
+from hotloop.data.dataset import Dataset
+
+Split = Literal["train", "val"]
+Tensors = Mapping[str, Tensor]
+"""A batch on the device: each (B, ...)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prediction for the report.
+
+    Attributes:
+        name: the sample's file or number.
+        expected: what it is.
+        predicted: what the model says.
+        correct: whether that is right.
+        pixels: its picture, uint8 (H, W, 3), or nothing.
+    """
+
+    name: str
+    expected: str
+    predicted: str
+    correct: bool
+    pixels: Tensor | None = None
+
+
+class Task(ABC):
+    """What is trained: subclass it, name it in the job (`task.name = "module:Class"`), run `hotloop train`.
+
+    Three methods are needed: `data`, `model`, `loss`. The loop calls, for each batch, `prepare`, `forward`, `loss` and,
+    for validation, `metrics`.
+
+    Args:
+        job: the job as resolved; `job.task.arguments` come as keyword arguments to the subclass.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    @abstractmethod
+    def data(self, split: Split) -> Dataset | None:
+        """The data set of a split; None if there is no validation."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new model on the CPU, its weights drawn from torch's random numbers, which are seeded before."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: Tensors) -> Tensor:
+        """The mean loss over the batch, a scalar on the device."""
+
+    def prepare(self, batch: Tensors, training: bool) -> Tensors:
+        """Finish a batch on the device: normalise, mix, cast. Random draws through torch depend on the batch alone."""
+        return batch
+
+    def forward(self, model: nn.Module, batch: Tensors) -> Any:
+        """The model's outputs for a prepared batch; by default of its "inputs"."""
+        return model(batch["inputs"])
+
+    def metrics(self, outputs: Any, batch: Tensors) -> dict[str, Tensor]:
+        """Figures of a validation batch, each a mean over it, scalars on the device."""
+        return {}
+
+    def optimizer(self, model: nn.Module) -> Optimizer | None:
+        """An optimizer of the task's own, learning rates set to their highest; by default the job's."""
+        return None
+
+    def examples(self, outputs: Any, batch: Tensors, names: Sequence[str]) -> list[Example]:
+        """Predictions of a validation batch for the report; `batch` is as it came from the data set."""
+        return []
+
+
+def load_task(job: Job) -> Task:
+    """The task that the job names.
+
+    Raises:
+        InputError: there is no such class, or it is no task.
+    """
+    if not isinstance(job.task, CustomTask):
+        from hotloop.tasks.images import ImageClassification
+
+        return ImageClassification(job)
+    kind = load_object(job.task.name, "task.name")
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise InputError(
+            f'task.name = "{job.task.name}" is no task',
+            "it is not a subclass of hotloop.Task",
+            "class MyTask(hotloop.Task)",
+        )
+    return kind(job, **job.task.arguments)

@@ -1,0 +1,1 @@
+"""The loop: step, precision, schedule, checkpoint, preemption."""

@@ -1,0 +1,228 @@
+"""The training loop, from top to bottom.
+
+A run is a sequence of steps. Between two steps it can be saved, stopped and continued, and it ends with the same bits
+however often that happens: the position says which samples come next and how they are augmented, the rest is in the
+checkpoint.
+"""
+
+import resource
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hotloop.core.errors import NonFiniteLoss
+from hotloop.core.job import Job
+from hotloop.core.run import Run
+from hotloop.data.loader import Batch, Loader
+from hotloop.data.random import batch_seed
+from hotloop.tasks.task import Example, Task, Tensors
+from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State
+from hotloop.train.losses import Losses, TakenStep, check_finite
+from hotloop.train.observer import Logged, Observer, Saved, Validated
+from hotloop.train.preemption import Preemption
+from hotloop.train.progress import Progress, Span
+from hotloop.train.random_state import drawn_from, random_state
+from hotloop.train.step import Step
+from hotloop.train.validate import StopRequested, validate
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a loop is made of.
+
+    Attributes:
+        job: as resolved.
+        val_loader: None if there is nothing to validate on.
+        identity: what a checkpoint must agree with to be continued; kept in each.
+    """
+
+    job: Job
+    run: Run
+    task: Task
+    step: Step
+    train_loader: Loader
+    val_loader: Loader | None
+    observer: Observer
+    preemption: Preemption
+    identity: dict[str, str]
+
+
+class Loop:
+    """Trains from a position until the job's epochs are done or someone asks to stop.
+
+    Attributes:
+        progress: where it stands.
+        examples: predictions of the last validation, once the epochs are done.
+    """
+
+    def __init__(self, parts: Parts, progress: Progress) -> None:
+        job = parts.job
+        self.progress = progress
+        self.examples: list[Example] = []
+        self._parts = parts
+        self._job = job
+        self._device = torch.device(job.device)
+        self._checkpointer = Checkpointer(parts.run.checkpoints, job.checkpoint.keep)
+        self._saves = SaveSchedule(job.checkpoint.every, job.checkpoint.interruption.amount)
+        self._losses = Losses(self._device, job.log.every, parts.train_loader.dataset)
+        self._batches = parts.train_loader.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
+        self._window: list[tuple[Batch, Tensor]] = []
+        self._since_log = Span()
+        self._saved: Progress | None = None
+        self._clock = 0.0
+        self._wait_seconds = 0.0
+
+    def run(self) -> bool:
+        """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
+        with closing(self._batches):
+            try:
+                while self.progress.epoch < self._job.train.epochs:
+                    self._train_epoch()
+                    self._end_epoch()
+            except StopRequested:
+                self._save()
+                return False
+            except NonFiniteLoss as error:
+                raise self._with_last_good(error) from None
+            self._save()
+            return True
+
+    def _train_epoch(self) -> None:
+        """The rest of the epoch, step by step."""
+        self._clock = time.perf_counter()
+        while self.progress.batch < len(self._parts.train_loader):
+            self._train_step()
+            if len(self._losses) == self._job.log.every:
+                self._log()
+            if self._parts.preemption.requested:
+                raise StopRequested
+            if self._saves.due(self.progress.step, finished_epochs=None):
+                self._save()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        self._measure(0)
+        self._log(wait=True)
+
+    def _train_step(self) -> None:
+        """One optimizer step over a window of batches; the last window of an epoch may be short."""
+        first = self.progress.batch
+        end = min(first + self._job.train.accumulate, len(self._parts.train_loader))
+        samples = sum(self._parts.train_loader.size(number) for number in range(first, end))
+        losses: list[Tensor] = []
+        indices: list[int] = []
+        for number in range(first, end):
+            batch = self._next_batch()
+            ready = self._prepare(batch)
+            losses.append(self._parts.step(ready, share=batch.size / samples, last=number == end - 1))
+            indices += batch.indices
+        self._losses.add(TakenStep(self.progress.step + 1, tuple(indices)), losses)
+        self.progress = replace(self.progress, batch=end, step=self.progress.step + 1)
+        self._measure(samples)
+
+    def _next_batch(self) -> Batch:
+        started = time.perf_counter()
+        batch = next(self._batches)
+        self._wait_seconds += time.perf_counter() - started
+        return batch
+
+    def _prepare(self, batch: Batch) -> Tensors:
+        with drawn_from(batch_seed(self._job.seed, batch.epoch, batch.number)):
+            return self._parts.task.prepare(self._to_device(batch), training=True)
+
+    def _to_device(self, batch: Batch) -> Tensors:
+        # From pageable memory the copy has left the ring when `to` returns, so the slot can be filled again.
+        return {name: torch.from_numpy(array).to(self._device) for name, array in batch.arrays.items()}
+
+    def _measure(self, samples: int) -> None:
+        now = time.perf_counter()
+        span = Span(samples=samples, seconds=now - self._clock, wait_seconds=self._wait_seconds)
+        self._clock, self._wait_seconds = now, 0.0
+        self._since_log = self._since_log.plus(span)
+        self.progress = self.progress.measured(span)
+
+    def _log(self, wait: bool = False) -> None:
+        """Bring the losses that have arrived to the host and tell the observer."""
+        arrived = self._losses.take(wait or self.progress.whole.steps == 0)
+        self.progress = self.progress.measured(Span(loss_sum=sum(arrived), steps=len(arrived)))
+        if arrived:
+            self.progress = replace(self.progress, last_loss=sum(arrived) / len(arrived))
+        if not arrived or not self._since_log.samples:
+            return
+        self._parts.observer.on(
+            Logged(
+                progress=self.progress,
+                loss=self.progress.last_loss,
+                learning_rate=self._parts.step.learning_rate,
+                samples_per_second=self._since_log.samples_per_second,
+                data_wait_share=self._since_log.data_wait_share,
+                memory_bytes=_peak_memory_bytes(self._device),
+                scale=self._parts.step.scale,
+            )
+        )
+        self._since_log = Span()
+
+    def _end_epoch(self) -> None:
+        """Validate, report, go on to the next epoch."""
+        started = time.perf_counter()
+        metrics = self._validate() if self._parts.val_loader else {}
+        self.progress = replace(self.progress, metrics=metrics)
+        self._note_damages()
+        self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
+        self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())
+        if self._saves.due(self.progress.step, finished_epochs=self.progress.epoch):
+            self._save()
+
+    def _validate(self) -> dict[str, float]:
+        assert self._parts.val_loader is not None
+        last = self.progress.epoch == self._job.train.epochs - 1
+        return validate(
+            self._parts.task,
+            self._parts.step,
+            self._parts.val_loader,
+            self._to_device,
+            stop=lambda: bool(self._parts.preemption.requested),
+            examples=self.examples if last else None,
+        )
+
+    def _save(self) -> None:
+        """Write a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
+        if self._saved == self.progress:
+            return
+        self._log(wait=True)
+        self._note_damages()
+        check_finite(list(self._parts.step.model.parameters()), self.progress.step)
+        started = time.perf_counter()
+        path = self._checkpointer.save(self._state(), self.progress.step, self.progress.epoch)
+        seconds = time.perf_counter() - started
+        self._saves.saved(seconds)
+        self._saved = self.progress
+        self._parts.observer.on(Saved(self.progress, str(path), seconds))
+        self._clock = time.perf_counter()
+
+    def _note_damages(self) -> None:
+        loaders = (self._parts.train_loader, self._parts.val_loader)
+        met = {name: reason for loader in loaders if loader for name, reason in loader.damages.items()}
+        self.progress = replace(self.progress, damages={**self.progress.damages, **met})
+
+    def _state(self) -> State:
+        return {
+            "identity": self._parts.identity,
+            "step": self._parts.step.state_dict(),
+            "random": random_state(),
+            "progress": self.progress.to_state(),
+        }
+
+    def _with_last_good(self, error: NonFiniteLoss) -> NonFiniteLoss:
+        found = sorted(self._parts.run.checkpoints.glob("epoch-*"))
+        last = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint before it"
+        return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """The most that was allocated on the GPU; on a CPU, the most that the process had resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

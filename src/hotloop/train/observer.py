@@ -1,0 +1,110 @@
+"""What happens in a training, told to whoever wants to know: the terminal, the run's files, TensorBoard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotloop.core.job import Job
+from hotloop.core.run import Result, Run
+from hotloop.train.progress import Progress
+
+
+@dataclass(frozen=True)
+class Started:
+    """The loop is about to begin.
+
+    Attributes:
+        job: as resolved.
+        steps: of the whole run.
+        samples: of the training data.
+        parameters: trainable ones of the model.
+        resumed_from: the checkpoint, if it continues.
+    """
+
+    run: Run
+    job: Job
+    steps: int
+    samples: int
+    parameters: int
+    resumed_from: str
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Some steps were done.
+
+    Attributes:
+        loss: mean over the steps that have arrived since the last one.
+        samples_per_second, data_wait_share: over the steps since the last one.
+        memory_bytes: allocated on the GPU at the most; on a CPU, resident at the most.
+        scale: what the loss is multiplied by (fp16), otherwise 1.
+    """
+
+    progress: Progress
+    loss: float
+    learning_rate: float
+    samples_per_second: float
+    data_wait_share: float
+    memory_bytes: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Validated:
+    """An epoch ended: its measures are in `progress.current`, the means of its validation in `metrics`."""
+
+    progress: Progress
+    metrics: dict[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint was written."""
+
+    progress: Progress
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something that does not stop the run."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over, one way or another."""
+
+    run: Run
+    result: Result
+
+
+Event = Started | Logged | Validated | Saved | Warned | Ended
+
+
+class Observer:
+    """Is told events; does nothing with them."""
+
+    def on(self, event: Event) -> None:
+        """Called in the training process, in order: be quick."""
+
+    def close(self) -> None:
+        """Called once, whether the run ended well or not."""
+
+
+class Observers(Observer):
+    """Tells several."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def on(self, event: Event) -> None:
+        for observer in self._observers:
+            observer.on(event)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()

@@ -1,0 +1,78 @@
+"""What a checkpoint must agree with to be continued, and how it is."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from torch import nn
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import Job
+from hotloop.core.run import Run
+from hotloop.data.dataset import Dataset
+from hotloop.train.checkpoint import Loaded
+from hotloop.train.progress import Progress
+from hotloop.train.step import Step
+
+Identity = dict[str, str]
+
+
+def identity(job: Job, model: nn.Module, train: Dataset) -> Identity:
+    """What decides which step comes next: the model's tensors, the data, and the settings that cut it into steps."""
+    tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]
+    settings = {
+        "seed": job.seed,
+        "data.batch_size": job.data.batch_size,
+        "data.drop_last": job.data.drop_last,
+        "train.accumulate": job.train.accumulate,
+        "task": job.task.model_dump(mode="json"),
+    }
+    return {
+        "model": hashlib.sha256("\n".join(tensors).encode()).hexdigest(),
+        "model_name": job.model.name,
+        "data": train.fingerprint(),
+        "data_name": f"{job.data.train} ({len(train):,} samples)",
+        **{key: json.dumps(value) for key, value in settings.items()},
+    }
+
+
+def check_identity(loaded: Loaded, now: Identity) -> None:
+    """Refuse a checkpoint of something else.
+
+    Raises:
+        InputError: it says which of model, data or settings differs.
+    """
+    then: Identity = loaded.state["identity"]
+    fix = "start it elsewhere (--set run.dir=NEW), or anew (--resume never)"
+    for kind in ("model", "data"):
+        if then[kind] != now[kind]:
+            raise InputError(
+                f"{loaded.path} is of another {kind}: {then[f'{kind}_name']}",
+                f"the job's is {now[f'{kind}_name']}, and their {'tensors' if kind == 'model' else 'files'} differ",
+                fix,
+            )
+    for key in now:
+        if key not in ("model_name", "data_name") and then[key] != now[key]:
+            raise InputError(f"{loaded.path} was trained with {key} = {then[key]}", f"the job says {now[key]}", fix)
+
+
+def restore(loaded: Loaded, step: Step) -> Progress:
+    """Load weights and optimizer, and return the position; the random state comes last, just before the loop."""
+    step.load_state_dict(loaded.state["step"])
+    return Progress.from_state(loaded.state["progress"])
+
+
+def set_aside(directory: Path) -> Path | None:
+    """Rename an earlier run's directory, so that a new one can take its name; its new name.
+
+    Raises:
+        InputError: a process trains in it.
+    """
+    if not (directory / "job.toml").exists():
+        return None
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
+        number += 1
+    with Run(directory).locked():
+        directory.rename(aside)
+    return aside

@@ -1,0 +1,70 @@
+"""Validation: means over all samples, each counted once."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from hotloop.data.loader import Batch, Loader
+from hotloop.tasks.task import Example, Task, Tensors
+from hotloop.train.step import Step
+
+_EXAMPLES = 24
+"""Predictions of each kind, right and wrong, that the report shows."""
+
+
+class StopRequested(Exception):
+    """The run is to be saved and stopped here."""
+
+
+def validate(
+    task: Task,
+    step: Step,
+    loader: Loader,
+    to_device: Callable[[Batch], Tensors],
+    stop: Callable[[], bool],
+    examples: list[Example] | None,
+) -> dict[str, float]:
+    """Means of loss and metrics over the validation data, as "val_loss", "val_accuracy" and so on.
+
+    Args:
+        step: its averaged weights are validated if it has them, otherwise the model's.
+        stop: asked before each batch.
+        examples: filled with right and wrong predictions, if it is a list.
+
+    Raises:
+        StopRequested: `stop` said so.
+    """
+    model: nn.Module = step.model if step.averaged is None else step.averaged
+    model.eval()
+    sums: dict[str, Tensor] = {}
+    samples = 0
+    try:
+        with torch.inference_mode(), step.autocast():
+            for batch in loader.batches():
+                if stop():
+                    raise StopRequested
+                if not batch.size:
+                    continue
+                raw = to_device(batch)
+                ready = task.prepare(raw, training=False)
+                outputs = task.forward(model, ready)
+                means = {"loss": task.loss(outputs, ready), **task.metrics(outputs, ready)}
+                for name, mean in means.items():
+                    sums[name] = sums.get(name, torch.zeros((), device=mean.device)) + mean.double() * batch.size
+                samples += batch.size
+                if examples is not None:
+                    names = [loader.dataset.name(index) for index in batch.indices]
+                    _collect(examples, task.examples(outputs, raw, names))
+    finally:
+        model.train()
+    return {f"val_{name}": float(total) / samples for name, total in sums.items()}
+
+
+def _collect(kept: list[Example], new: Iterable[Example]) -> None:
+    counts = {kind: sum(example.correct == kind for example in kept) for kind in (True, False)}
+    for example in new:
+        if counts[example.correct] < _EXAMPLES:
+            counts[example.correct] += 1
+            pixels = example.pixels.clone() if example.pixels is not None else None
+            kept.append(Example(example.name, example.expected, example.predicted, example.correct, pixels))
