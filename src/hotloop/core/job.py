@@ -170,6 +170,9 @@ class SpeedSection(Section):
     channels_last: bool | Auto = Field("auto", description="memory layout for convolutions; auto: on a GPU")
     compile: bool | Auto = Field("auto", description="torch.compile of the model; auto: off")
     cudnn_benchmark: bool | Auto = Field("auto", description="let cuDNN try its algorithms; auto: on a GPU")
+    keep_memory: bool | Auto = Field(
+        "auto", description="keep freed memory for the next step instead of giving it back; auto: on a CPU"
+    )
 
 
 class CheckpointSection(Section):

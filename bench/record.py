@@ -1,0 +1,55 @@
+"""What every benchmark writes down: figures with spread and n, versions, machine, date, command."""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.machine import read_machine
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure: median with lowest and highest of n."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+    unit: str
+
+    @classmethod
+    def of(cls, values: Sequence[float], unit: str) -> "Figure":
+        return cls(statistics.median(values), min(values), max(values), len(values), unit)
+
+
+def processor() -> str:
+    """The CPU's name and caches' size do not matter here; the name does."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def publish(name: str, content: dict[str, Any], as_json: bool) -> None:
+    """Write `results/NAME.json` and print it, or a line a figure."""
+    machine = asdict(read_machine())
+    machine.pop("hostname")
+    whole = {
+        "bench": name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": {**machine, "processor": processor()},
+        **content,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(whole))
+    else:
+        for key, value in content.items():
+            print(f"{key}: {value}")
