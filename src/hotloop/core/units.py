@@ -47,7 +47,7 @@ class Interval:
         return cls(amount, unit)
 
     def __str__(self) -> str:
-        number = f"{self.amount:g}"
+        number = f"{self.amount:.12g}"
         if self.unit == "seconds":
             return f"{number} s"
         return f"{number} {self.unit.removesuffix('s') if self.amount == 1 else self.unit}"

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from xml.sax.saxutils import quoteattr
 
 import matplotlib as mpl
 from markupsafe import Markup
@@ -75,5 +76,5 @@ class Chart:
             file = io.StringIO()
             figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         text = file.getvalue()
-        element = text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{self.title}"', 1)
+        element = text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={quoteattr(self.title)}', 1)
         return Markup(element)  # noqa: S704  # matplotlib escapes what it draws

@@ -82,6 +82,8 @@ class Checkpointer:
     def latest(self) -> Loaded | None:
         """The newest checkpoint that is whole, on the CPU; None if there is none.
 
+        Damaged ones are renamed to `damaged-...`, so that they do not count among those that `save` keeps.
+
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
         """
@@ -91,6 +93,7 @@ class Checkpointer:
                 return load_checkpoint(path)
             except CheckpointError as error:
                 self._warn(f"{error.what}: {error.cause}; trying the one before")
+                _set_aside(path)
         if found:
             raise CheckpointError(
                 f"none of the {len(found)} checkpoints in {self._directory} can be read",
@@ -101,6 +104,12 @@ class Checkpointer:
 
     def _found(self) -> list[Path]:
         return sorted(self._directory.glob("epoch-*"), reverse=True)
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
 
 
 def load_checkpoint(path: Path) -> Loaded:

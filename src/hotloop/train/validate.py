@@ -39,6 +39,7 @@ def validate(
     model.eval()
     sums: dict[str, Tensor] = {}
     samples = 0
+    stride = max(1, len(loader.dataset) // _EXAMPLES)
     try:
         with torch.inference_mode(), step.autocast():
             for batch in loader.batches():
@@ -55,16 +56,17 @@ def validate(
                 samples += batch.size
                 if examples is not None:
                     names = [loader.dataset.name(index) for index in batch.indices]
-                    _collect(examples, task.examples(outputs, raw, names))
+                    _collect(examples, task.examples(outputs, raw, names), batch.indices, stride)
     finally:
         model.train()
     return {f"val_{name}": float(total) / samples for name, total in sums.items()}
 
 
-def _collect(kept: list[Example], new: Iterable[Example]) -> None:
+def _collect(kept: list[Example], new: Iterable[Example], indices: Iterable[int], stride: int) -> None:
+    """Keep wrong predictions as they come and right ones from all over the data, which is often sorted by class."""
     counts = {kind: sum(example.correct == kind for example in kept) for kind in (True, False)}
-    for example in new:
-        if counts[example.correct] < _EXAMPLES:
+    for example, index in zip(new, indices, strict=False):
+        if counts[example.correct] < _EXAMPLES and not (example.correct and index % stride):
             counts[example.correct] += 1
             pixels = example.pixels.clone() if example.pixels is not None else None
             kept.append(Example(example.name, example.expected, example.predicted, example.correct, pixels))

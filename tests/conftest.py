@@ -1,0 +1,78 @@
+"""Fixtures of all tests, and guards against what a test may leave behind."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from PIL import Image
+
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+
+KINDS = ("unit", "torch", "cli", "gpu", "docs")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=4, help="random SIGKILLs in the resume test (50 before a release)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for kind in KINDS:
+        config.addinivalue_line("markers", f"{kind}: tests in tests/{kind}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(kind)
+        if kind == "gpu":
+            import torch
+
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="torch sees no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No test leaves a child process, a thread, a changed environment or another current directory."""
+    environment, directory = dict(os.environ), Path.cwd()
+    threads = {thread.ident for thread in threading.enumerate()}
+    yield
+    assert multiprocessing.active_children() == []
+    left = [thread.name for thread in threading.enumerate() if thread.ident not in threads]
+    assert left == []
+    assert Path.cwd() == directory
+    changed = {key for key in environment.keys() | os.environ.keys() if environment.get(key) != os.environ.get(key)}
+    # torch and pytest set these of themselves, once
+    assert changed <= {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
+
+
+def write_image(path: Path, seed: int, size: tuple[int, int] = (24, 20), **options: object) -> Path:
+    """A small picture with smooth content that depends on `seed`; width, height."""
+    noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def make_images(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a folder of class folders with pictures whose mean colour tells the class."""
+
+    def make(name: str = "images", classes: int = 2, each: int = 8, size: int = 16) -> Path:
+        folder = tmp_path / name
+        for label in range(classes):
+            for number in range(each):
+                random = np.random.default_rng(1000 * label + number)
+                pixels = random.integers(0, 80, (size, size, 3)) + np.array([label * 160 // max(1, classes - 1)] * 3)
+                file = folder / f"class{label}" / f"{number:03d}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8)).save(file)
+        return folder
+
+    return make

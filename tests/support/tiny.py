@@ -1,0 +1,86 @@
+"""Small models and tasks that tests name as "tiny:...". torch is imported when they are built, not before."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hotloop
+
+
+def cnn(num_classes: int = 2, dropout: float = 0.0) -> nn.Module:
+    """A convolution, normalisation, pooling, a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(32, num_classes),
+    )
+
+
+def exploding(num_classes: int = 2) -> nn.Module:
+    """Its loss is NaN from the first step on."""
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+    model(torch.zeros(1, 3, 16, 16))
+    with torch.no_grad():
+        model[1].weight.fill_(float("nan"))
+    return model
+
+
+def not_a_model(num_classes: int = 2) -> object:
+    """What a model must not be."""
+    return "a string"
+
+
+class Line(hotloop.Dataset):
+    """y = 2x + 1 with noise drawn from the sample's own random numbers."""
+
+    def __init__(self, samples: int = 40, broken: int = -1, ragged: int = -1, damaged: tuple[int, ...] = ()) -> None:
+        self.samples = samples
+        self.broken = broken
+        self.ragged = ragged
+        self.damaged = damaged
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if index == self.broken:
+            raise RuntimeError("this sample is broken")
+        if index in self.damaged:
+            raise hotloop.DamagedSample(f"line {index}", "scratched")
+        x = np.full((2 if index == self.ragged else 1,), index / self.samples, dtype=np.float32)
+        return {"inputs": x, "targets": 2 * x + 1 + np.float32(0.01 * random.standard_normal())}
+
+    def fingerprint(self) -> str:
+        return f"line {self.samples}"
+
+
+class Regression(hotloop.Task):
+    """A task of a user's own: a line through noisy points."""
+
+    def __init__(self, job: hotloop.Job, samples: int = 40, **options: Any) -> None:
+        super().__init__(job)
+        self.samples = samples
+        self.options = options
+
+    def data(self, split: str) -> hotloop.Dataset:
+        return Line(self.samples if split == "train" else 10, **self.options)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(outputs, batch["targets"])
+
+
+class VectorLoss(Regression):
+    """Forgets to take the mean."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return (outputs - batch["targets"]).square()

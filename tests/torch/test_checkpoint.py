@@ -1,0 +1,180 @@
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop import Checkpointer
+from hotloop.core.errors import CheckpointError, InputError
+from hotloop.core.units import Interval
+from hotloop.train.checkpoint import SaveSchedule, load_checkpoint, named_checkpoint, young_interval
+
+
+def state(number: int) -> dict[str, object]:
+    return {"number": number, "weights": torch.full((1000,), float(number))}
+
+
+def filled(folder: Path, numbers: list[int], keep: int = 9) -> list[Path]:
+    checkpointer = Checkpointer(folder, keep)
+    return [checkpointer.save(state(number), step=number, epoch=number // 10) for number in numbers]
+
+
+def damage(path: Path, kind: str) -> None:
+    file = path / "state.pt"
+    content = file.read_bytes()
+    match kind:
+        case "flipped bit":
+            middle = len(content) // 2
+            file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        case "cut":
+            file.write_bytes(content[:-100])
+        case "empty":
+            file.write_bytes(b"")
+        case "gone":
+            file.unlink()
+        case "manifest gone":
+            (path / "manifest.json").unlink()
+        case "manifest cut":
+            (path / "manifest.json").write_text('{"format": 1, "fi')
+        case "manifest odd":
+            (path / "manifest.json").write_text("[]")
+
+
+DAMAGES = ["flipped bit", "cut", "empty", "gone", "manifest gone", "manifest cut", "manifest odd"]
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    filled(tmp_path, [7])
+    loaded = Checkpointer(tmp_path).latest()
+    assert loaded is not None
+    assert loaded.state["number"] == 7
+    assert torch.equal(loaded.state["weights"], torch.full((1000,), 7.0))
+
+
+def test_the_newest_is_by_epoch_and_step_and_old_ones_go(tmp_path: Path) -> None:
+    filled(tmp_path, [1, 2, 9, 10, 11], keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["epoch-0001-step-00000010", "epoch-0001-step-00000011"]
+    assert Checkpointer(tmp_path / "none").latest() is None
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, kind: str) -> None:
+    paths = filled(tmp_path, [1, 2, 3])
+    damage(paths[2], kind)
+    damage(paths[1], "flipped bit")
+    warnings: list[str] = []
+    loaded = Checkpointer(tmp_path, warn=warnings.append).latest()
+    assert loaded is not None
+    assert loaded.state["number"] == 1
+    assert len(warnings) == 2
+    assert str(paths[2]) in warnings[0]
+
+
+def test_damaged_ones_do_not_push_the_last_good_one_out(tmp_path: Path) -> None:
+    paths = filled(tmp_path, [1, 2, 3], keep=9)
+    damage(paths[1], "cut")
+    damage(paths[2], "cut")
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    checkpointer.latest()
+    checkpointer.save(state(4), step=4)
+    damage(tmp_path / "epoch-0000-step-00000004", "cut")
+    loaded = Checkpointer(tmp_path).latest()
+    assert loaded is not None
+    assert loaded.state["number"] == 1
+
+
+@given(st.integers(0, 10**9), st.integers(0, 7))
+def test_no_changed_bit_is_accepted(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
+    folder = tmp_path_factory.mktemp("bits")
+    file = filled(folder, [1])[0] / "state.pt"
+    content = bytearray(file.read_bytes())
+    content[place % len(content)] ^= 1 << bit
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        Checkpointer(folder).latest()
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path, [1])[0]
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+    with pytest.raises(CheckpointError, match="is of format 2"):
+        load_checkpoint(path)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    Checkpointer(tmp_path).save({"evil": Evil()}, step=1)
+    with pytest.raises(Exception, match="weights_only|Weights only|Unsupported"):
+        load_checkpoint(tmp_path / "epoch-0000-step-00000001")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path) -> None:
+    filled(tmp_path, [1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            Checkpointer(tmp_path, keep=1).save(state(2), step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "epoch-0000-step-00000002" in caught.value.what
+    assert os.listdir(tmp_path) == ["epoch-0000-step-00000001"]
+
+
+def test_a_path_names_a_checkpoint_or_a_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    path = filled(tmp_path / "checkpoints", [3])[0]
+    assert named_checkpoint(path).state["number"] == 3
+    assert named_checkpoint(tmp_path).state["number"] == 3
+    with pytest.raises(InputError, match="no checkpoint at"):
+        named_checkpoint(tmp_path / "nowhere")
+
+
+def test_youngs_interval() -> None:
+    assert young_interval(2.0, 3600.0) == pytest.approx(120.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_saves_are_due_by_steps_epochs_and_seconds() -> None:
+    by_steps = SaveSchedule(Interval(3, "steps"), 0)
+    assert [by_steps.due(step, None) for step in range(1, 7)] == [False, False, True, False, False, True]
+    by_epochs = SaveSchedule(Interval(2, "epochs"), 0)
+    assert [by_epochs.due(9, None), by_epochs.due(9, 1), by_epochs.due(9, 2)] == [False, False, True]
+    clock = Clock()
+    by_seconds = SaveSchedule(Interval(30, "seconds"), 0, clock)
+    clock.now = 29
+    assert not by_seconds.due(1, None)
+    clock.now = 30
+    assert by_seconds.due(2, None)
+    by_seconds.saved(1.0)
+    assert not by_seconds.due(3, None)
+
+
+def test_automatic_saves_cost_at_most_a_hundredth_and_follow_young() -> None:
+    clock = Clock()
+    saves = SaveSchedule("auto", interruption_seconds=20_000, clock=clock)
+    assert saves.due(1, finished_epochs=1), "nothing was saved yet"
+    saves.saved(2.0)
+    clock.now = 199
+    assert not saves.due(2, finished_epochs=2)
+    clock.now = 201
+    assert saves.due(3, finished_epochs=3)
+    assert not saves.due(3, None)
+    clock.now = young_interval(2.0, 20_000) + 1
+    assert saves.due(4, None)

@@ -1,0 +1,168 @@
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny import cnn
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hotloop import Step, StepSettings
+
+Pair = tuple[Tensor, Tensor]
+
+
+def loss(model: nn.Module, batch: Pair) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batches(sizes: list[int], seed: int = 0) -> list[Pair]:
+    random = torch.Generator().manual_seed(seed)
+    return [(torch.randn(n, 3, 8, 8, generator=random), torch.randint(0, 2, (n,), generator=random)) for n in sizes]
+
+
+def linear(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+
+
+def sgd(model: nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_step_is_the_plain_loops_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    model = cnn()
+    plain = copy.deepcopy(model)
+    step, optimizer = Step(model, loss, sgd(model)), sgd(plain)
+    for batch in batches([8] * 5):
+        mine = step(batch)
+        optimizer.zero_grad()
+        theirs = loss(plain, batch)
+        theirs.backward()
+        optimizer.step()
+        assert torch.equal(mine, theirs.detach())
+    assert torch.equal(weights(model), weights(plain))
+
+
+def test_a_short_window_weighs_each_sample_the_same() -> None:
+    """Batches of 8, 8 and 3 give the gradient of one batch of 19."""
+    parts = batches([8, 8, 3])
+    whole = (torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
+    accumulated, at_once = linear(), linear()
+    step, other = Step(accumulated, loss, sgd(accumulated)), Step(at_once, loss, sgd(at_once))
+    shares = [step(part, share=len(part[1]) / 19, last=number == 2) for number, part in enumerate(parts)]
+    total = other(whole)
+    assert sum(shares).item() == pytest.approx(total.item(), rel=1e-6)
+    assert torch.allclose(weights(accumulated), weights(at_once), atol=1e-6)
+    assert step.number == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_clipping_bounds_the_unscaled_gradient(precision: str) -> None:
+    model = linear()
+    before = weights(model)
+    step = Step(
+        model, loss, torch.optim.SGD(model.parameters(), lr=1.0), settings=StepSettings(precision, clip_norm=0.01)
+    )
+    step(batches([8])[0])
+    assert (weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_loss_that_overflows_fp16_gradients_is_skipped_and_the_scale_lowered() -> None:
+    model = linear()
+    before = weights(model)
+    step = Step(model, lambda model, batch: 1e8 * loss(model, batch), sgd(model), settings=StepSettings("fp16"))
+    scale = step.scale
+    value = step(batches([8])[0])
+    assert torch.isfinite(value)
+    assert torch.equal(weights(model), before)
+    assert (step.skipped, step.number) == (1, 1)
+    assert step.scale == scale / 2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precisions_learn_the_same(precision: str) -> None:
+    batch = batches([32])[0]
+    ends = []
+    for kind in ("fp32", precision):
+        model = linear()
+        step = Step(model, loss, sgd(model, 0.01), settings=StepSettings(kind))
+        values = [step(batch).item() for _ in range(20)]
+        ends.append(values[-1])
+        assert values[-1] < 0.5 * values[0]
+    assert ends[1] == pytest.approx(ends[0], abs=0.05)
+
+
+def test_the_schedule_sets_the_rate_of_every_group_and_steps_count_windows() -> None:
+    model = linear()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD([{"params": parameters[:1], "lr": 1.0}, {"params": parameters[1:], "lr": 0.1}])
+    step = Step(model, loss, optimizer, schedule=lambda number: 1 / (number + 1))
+    rates = []
+    for number, batch in enumerate(batches([4] * 4)):
+        step(batch, share=0.5, last=number % 2 == 1)
+        if number % 2:
+            rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [[1.0, 0.1], [0.5, 0.05]]
+    assert step.learning_rate == pytest.approx(1 / 3)
+
+
+def test_averaged_weights_follow_their_formula() -> None:
+    model = cnn()
+    step = Step(model, loss, sgd(model), settings=StepSettings(ema=0.9))
+    assert step.averaged is not None
+    expected = None
+    for batch in batches([8] * 4):
+        step(batch)
+        expected = weights(model) if expected is None else 0.9 * expected + 0.1 * weights(model)
+        assert torch.allclose(weights(step.averaged.module), expected, atol=1e-6)
+    assert int(step.averaged.module[1].num_batches_tracked) > 0
+
+
+@pytest.mark.parametrize(
+    "settings", [StepSettings(), StepSettings("fp16", clip_norm=1.0, ema=0.9), StepSettings("bf16")]
+)
+def test_a_step_continues_from_its_state_bit_for_bit(settings: StepSettings) -> None:
+    data = batches([8] * 6)
+
+    def fresh() -> Step:
+        torch.manual_seed(0)
+        model = cnn()
+        return Step(model, loss, sgd(model), schedule=lambda number: 0.9**number, settings=settings)
+
+    through, first, second = fresh(), fresh(), fresh()
+    for batch in data:
+        through(batch)
+    for batch in data[:3]:
+        first(batch)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for batch in data[3:]:
+        second(batch)
+    assert torch.equal(weights(second.model), weights(through.model))
+    if settings.ema:
+        assert second.averaged is not None
+        assert through.averaged is not None
+        assert torch.equal(weights(second.averaged), weights(through.averaged))
+    assert (second.number, second.scale) == (through.number, through.scale)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    model = linear()
+    step = Step(
+        model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1], reduction="none"), sgd(model)
+    )
+    with pytest.raises(ValueError, match=r"shape \(8,\); it must be a scalar"):
+        step(batches([8])[0])
+
+
+def test_learning_goes_down() -> None:
+    model = linear()
+    step = Step(model, loss, sgd(model, 0.01))
+    batch = batches([16])[0]
+    values = [step(batch).item() for _ in range(10)]
+    assert all(later < earlier for earlier, later in pairwise(values))

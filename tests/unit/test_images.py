@@ -1,0 +1,208 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_image
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hotloop.core.errors import DamagedSample, InputError
+from hotloop.data.decode import Box, decode_crop
+from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop, find_images
+from hotloop.data.random import sample_generator
+
+LIMIT = 10**6
+
+
+def pillow(file: Path) -> Image.Image:
+    with Image.open(file) as image:
+        return image.convert("RGB")
+
+
+def whole(height: int, width: int) -> Box:
+    return Box(0, 0, height, width, flip=False)
+
+
+def test_class_folders_are_read_in_order_of_name(make_images: Callable[..., Path]) -> None:
+    folder = make_images(classes=3, each=2)
+    write_image(folder / "class1/deep/x.webp", 1)
+    (folder / "class1/notes.txt").write_text("no image")
+    (folder / ".hidden").mkdir()
+    images = find_images(str(folder))
+    assert images.classes == ("class0", "class1", "class2")
+    assert images.labels == (0, 0, 1, 1, 1, 2, 2)
+    assert [Path(path).name for path in images.paths] == [
+        "000.png",
+        "001.png",
+        "000.png",
+        "001.png",
+        "x.webp",
+        "000.png",
+        "001.png",
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_lists_name_files_relative_to_themselves(make_images: Callable[..., Path], suffix: str) -> None:
+    folder = make_images(classes=2, each=1)
+    rows = [("class0/000.png", "cat"), ("class1/000.png", "dog")]
+    file = folder / f"list.{suffix}"
+    lines = ["path,label", *(f"{path},{label}" for path, label in rows)]
+    file.write_text("\n".join(lines if suffix == "csv" else [json.dumps({"path": p, "label": c}) for p, c in rows]))
+    images = find_images(str(file))
+    assert images.classes == ("cat", "dog")
+    assert [Path(path).exists() for path in images.paths] == [True, True]
+
+
+def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
+    """Each kind of bad data: where it is, and what the error says."""
+    write_image(folder / "one/only/a.png", 0)
+    write_image(folder / "empty/a/a.png", 0)
+    (folder / "empty/b").mkdir()
+    (folder / "bare").mkdir()
+    (folder / "columns.csv").write_text("file,class\na.png,cat\n")
+    (folder / "list.jsonl").write_text('{"path": "a.png"}\n')
+    (folder / "nothing.csv").write_text("")
+    return {
+        "missing": (str(folder / "nowhere"), "no data at"),
+        "one class": (str(folder / "one"), "has 1 class; at least 2"),
+        "empty class": (str(folder / "empty"), "has no images"),
+        "no class": (str(folder / "bare"), "has 0 classes"),
+        "columns": (str(folder / "columns.csv"), "has the columns file, class"),
+        "no label": (str(folder / "list.jsonl"), "line 1"),
+        "empty list": (str(folder / "nothing.csv"), "has the columns none"),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing", "one class", "empty class", "no class", "columns", "no label", "empty list"]
+)
+def test_bad_data_is_refused_with_its_reason(tmp_path: Path, kind: str) -> None:
+    location, text = bad_data(tmp_path)[kind]
+    with pytest.raises(InputError) as caught:
+        find_images(location)
+    assert text in caught.value.what
+    assert str(caught.value).count("\n") == 2
+
+
+def test_a_label_that_training_does_not_have_is_refused(make_images: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match='label "class1"'):
+        find_images(str(make_images(classes=2)), classes=("class0", "other"))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [(".jpg", {"quality": 95}), (".png", {}), (".webp", {"lossless": True}), (".bmp", {}), (".gif", {})],
+)
+def test_each_format_gives_the_pixels_that_pillow_gives(
+    tmp_path: Path, suffix: str, options: dict[str, object]
+) -> None:
+    file = write_image(tmp_path / f"a{suffix}", 3, (32, 32), **options)
+    expected = np.asarray(pillow(file)).astype(int)
+    actual = decode_crop(str(file), 32, whole, LIMIT).astype(int)
+    assert np.abs(actual - expected).max() <= (3 if suffix == ".jpg" else 0)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16", "CMYK"])
+def test_every_colour_mode_becomes_red_green_blue(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    grey = np.linspace(0, 255, 16 * 16).reshape(16, 16)
+    if mode == "I;16":
+        Image.fromarray((grey * 257).astype(np.uint16)).save(file)
+    else:
+        Image.fromarray(grey.astype(np.uint8)).convert(mode).save(file)
+    pixels = decode_crop(str(file), 16, whole, LIMIT)
+    assert pixels.shape == (16, 16, 3)
+    assert pixels[0, 0].max() < 60
+    assert pixels[-1, -1].min() > 195
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+@pytest.mark.parametrize(
+    "box", [Box(10, 20, 100, 140, flip=False), Box(0, 0, 300, 400, flip=True), Box(33, 7, 25, 31, flip=False)]
+)
+def test_a_crop_is_close_to_pillows_own(tmp_path: Path, suffix: str, box: Box) -> None:
+    """JPEG may be scaled while it is decoded: a mean difference of 1.5 of 255 is allowed, none for the rest."""
+    file = write_image(tmp_path / f"a{suffix}", 5, (400, 300), **({"quality": 95} if suffix == ".jpg" else {}))
+    edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+    resized = pillow(file).resize((48, 48), Image.Resampling.BILINEAR, box=edges)
+    expected = np.asarray(resized).astype(int)[:, :: -1 if box.flip else 1]
+    actual = decode_crop(str(file), 48, lambda h, w: box, LIMIT).astype(int)
+    assert np.abs(actual - expected).mean() <= (1.5 if suffix == ".jpg" else 0)
+
+
+def damaged_files(folder: Path) -> dict[str, Path]:
+    good = write_image(folder / "good.jpg", 1, (64, 64))
+    png = write_image(folder / "good.png", 1, (64, 64))
+    contents = {
+        "empty.jpg": b"",
+        "text.jpg": b"this is a text",
+        "cut.jpg": good.read_bytes()[:300],
+        "cut.png": png.read_bytes()[:-60],
+        "flipped.png": png.read_bytes()[:60] + bytes([png.read_bytes()[60] ^ 255]) + png.read_bytes()[61:],
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    write_image(folder / "huge.png", 1, (1100, 1000))
+    write_image(folder / "huge.jpg", 1, (1100, 1000))
+    (folder / "folder.jpg").mkdir()
+    return {name: folder / name for name in [*contents, "huge.png", "huge.jpg", "folder.jpg", "absent.jpg"]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["empty.jpg", "text.jpg", "cut.jpg", "cut.png", "flipped.png", "huge.png", "huge.jpg", "folder.jpg", "absent.jpg"],
+)
+def test_a_damaged_file_is_named_with_its_reason(tmp_path: Path, name: str) -> None:
+    file = damaged_files(tmp_path)[name]
+    with pytest.raises(DamagedSample) as caught:
+        decode_crop(str(file), 16, whole, LIMIT)
+    assert caught.value.name == str(file)
+    assert caught.value.reason
+    assert "\n" not in caught.value.reason
+
+
+@given(
+    st.integers(1, 600),
+    st.integers(1, 600),
+    st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(lambda pair: (min(pair), max(pair))),
+    st.integers(0, 10**6),
+)
+def test_random_crops_stay_inside(height: int, width: int, scale: tuple[float, float], index: int) -> None:
+    box = RandomCrop(scale, (0.75, 4 / 3), 0.5).draw(height, width, sample_generator(0, 0, index))
+    assert 0 <= box.top
+    assert 0 <= box.left
+    assert 1 <= box.height <= height - box.top
+    assert 1 <= box.width <= width - box.left
+
+
+def test_random_crops_have_the_share_and_shape_that_is_asked() -> None:
+    crop = RandomCrop((0.1, 0.4), (0.75, 4 / 3), 0.25)
+    boxes = [crop.draw(300, 400, sample_generator(0, 0, index)) for index in range(2000)]
+    shares = np.array([box.height * box.width / 120_000 for box in boxes])
+    ratios = np.array([math.log(box.width / box.height) for box in boxes])
+    assert shares.min() > 0.09
+    assert shares.max() < 0.41
+    assert abs(shares.mean() - 0.25) < 0.01
+    assert abs(ratios.mean()) < 0.02
+    assert abs(np.mean([box.flip for box in boxes]) - 0.25) < 0.03
+
+
+def test_a_center_crop_is_the_square_in_the_middle() -> None:
+    assert CenterCrop(0.5).draw(100, 200, sample_generator(0, 0, 0)) == Box(25, 75, 50, 50, flip=False)
+
+
+def test_moved_data_is_the_same_data_and_renamed_data_is_not(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    def fingerprint(folder: Path) -> str:
+        return ImageFiles(find_images(str(folder)), 8, CenterCrop(1), LIMIT).fingerprint()
+
+    folder = make_images()
+    before = fingerprint(folder)
+    moved = folder.rename(tmp_path / "moved")
+    assert fingerprint(moved) == before
+    (moved / "class0/000.png").rename(moved / "class0/999.png")
+    assert fingerprint(moved) != before

@@ -1,0 +1,217 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop.core.errors import DamagedSample, InputError, WorkerError
+from hotloop.data.dataset import Dataset, Field
+from hotloop.data.loader import Batch, Loaders, LoaderSettings, workers_for
+from hotloop.data.ring import Ring
+
+
+class Numbers(Dataset):
+    """Sample i is i, a draw, and an array filled with i."""
+
+    def __init__(
+        self, samples: int, damaged: tuple[int, ...] = (), broken: int = -1, deadly: int = -1, ragged: int = -1
+    ) -> None:
+        self.samples = samples
+        self.damaged = damaged
+        self.broken = broken
+        self.deadly = deadly
+        self.ragged = ragged
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if index in self.damaged:
+            raise DamagedSample(f"number {index}", "it is damaged")
+        if index == self.broken:
+            raise ZeroDivisionError("a fault of the data set's own")
+        if index == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        size = 3 if index == self.ragged else 4
+        return {"number": np.array(index), "draw": np.array(random.random()), "array": np.full(size, index, np.int32)}
+
+    def fingerprint(self) -> str:
+        return str(self.samples)
+
+
+def copies(batches: list[Batch]) -> list[tuple[tuple[int, ...], list[float]]]:
+    return [(batch.indices, batch.arrays["draw"].tolist()) for batch in batches]
+
+
+def run(
+    dataset: Dataset, workers: int, epoch: int = 0, start: int = 0, epochs: int = 1, **options: object
+) -> list[Batch]:
+    """Batches with their arrays copied, so that they outlive the ring."""
+    loader_settings = LoaderSettings(batch_size=8, seed=5, **options)  # type: ignore[arg-type]
+    with Loaders([(dataset, loader_settings)], workers) as (loader,):
+        return [
+            Batch(
+                {name: array.copy() for name, array in batch.arrays.items()}, batch.indices, batch.epoch, batch.number
+            )
+            for batch in loader.batches(epoch, start, epochs)
+        ]
+
+
+def test_an_epoch_has_every_sample_once_and_what_the_arrays_say() -> None:
+    batches = run(Numbers(45), workers=1)
+    assert sorted(index for batch in batches for index in batch.indices) == list(range(45))
+    assert [batch.size for batch in batches] == [8, 8, 8, 8, 8, 5]
+    for batch in batches:
+        assert batch.arrays["number"].tolist() == list(batch.indices)
+        assert batch.arrays["array"].tolist() == [[index] * 4 for index in batch.indices]
+
+
+def test_a_short_last_batch_can_be_left_out() -> None:
+    assert [batch.size for batch in run(Numbers(45), workers=0, drop_last=True)] == [8] * 5
+
+
+def test_order_and_draws_do_not_depend_on_workers_or_on_where_it_starts() -> None:
+    dataset = Numbers(45, damaged=(3, 7))
+    expected = copies(run(dataset, workers=0, epochs=3))
+    for workers in (1, 2, 5):
+        assert copies(run(dataset, workers, epochs=3)) == expected
+    assert copies(run(dataset, workers=2, epoch=1, start=4, epochs=2)) == expected[6 + 4 :]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 3), st.integers(0, 7))
+def test_resuming_anywhere_gives_the_rest(samples: int, epoch: int, start: int) -> None:
+    whole = copies(run(Numbers(samples), workers=0, epoch=epoch))
+    assert copies(run(Numbers(samples), workers=0, epoch=epoch, start=start)) == whole[start:]
+
+
+def test_damaged_samples_are_replaced_counted_and_named() -> None:
+    with Loaders([(Numbers(20, damaged=(3, 7)), LoaderSettings(batch_size=8))], 2) as (loader,):
+        sizes = [batch.size for batch in loader.batches()]
+        assert sizes == [8, 8, 4]
+        assert loader.damages == {"number 3": "it is damaged", "number 7": "it is damaged"}
+
+
+def test_damaged_samples_are_left_out_where_nothing_may_count_twice() -> None:
+    batches = run(Numbers(20, damaged=(3, 7)), workers=1, shuffle=False, on_damaged="drop")
+    indices = [index for batch in batches for index in batch.indices]
+    assert indices == [index for index in range(20) if index not in (3, 7)]
+    assert [int(number) for batch in batches for number in batch.arrays["number"]] == indices
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_sample_can_stop_the_run(workers: int) -> None:
+    with pytest.raises(DamagedSample, match="number 3"):
+        run(Numbers(20, damaged=(3,)), workers, on_damaged="raise")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_that_is_all_damaged_is_refused(workers: int) -> None:
+    with pytest.raises(InputError, match="99 samples drawn instead"):
+        run(Numbers(20, damaged=tuple(range(20))), workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fault_of_the_data_set_arrives_with_its_traceback(workers: int) -> None:
+    with pytest.raises(WorkerError, match="ZeroDivisionError: a fault of the data set's own"):
+        run(Numbers(40, broken=30), workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_of_another_shape_is_named(workers: int) -> None:
+    with pytest.raises(WorkerError, match=r"sample 30: array has shape \(3,\), the first sample's is \(4,\)"):
+        run(Numbers(40, ragged=30), workers)
+
+
+def test_a_sample_that_kills_its_worker_is_named_after_three_tries() -> None:
+    with pytest.raises(WorkerError, match="died 3 times") as caught:
+        run(Numbers(40, deadly=30), workers=2)
+    assert "exit code was -9" in caught.value.cause
+
+
+def test_workers_that_are_killed_are_replaced_and_nothing_changes() -> None:
+    expected = copies(run(Numbers(200), workers=0, epochs=2))
+    with Loaders([(Numbers(200), LoaderSettings(8, seed=5))], 2) as (loader,):
+        seen = []
+        for batch in loader.batches(epochs=2):
+            seen.append((batch.indices, batch.arrays["draw"].tolist()))
+            if len(seen) % 10 == 5:
+                os.kill(loader._pool._workers[0].process.pid or 0, signal.SIGKILL)
+        assert seen == expected
+
+
+def test_a_consumer_may_leave_in_the_middle_and_come_again() -> None:
+    with Loaders([(Numbers(80), LoaderSettings(8, seed=5))], 2) as (loader,):
+        for batch in loader.batches():
+            if batch.number == 2:
+                break
+        assert len(list(loader.batches(epoch=1))) == 10
+        assert len(list(loader.batches(epoch=2))) == 10
+
+
+def test_loaders_share_workers_without_mixing() -> None:
+    first, second = Numbers(30), Numbers(50)
+    with Loaders([(first, LoaderSettings(8, seed=5)), (second, LoaderSettings(10, shuffle=False))], 2) as (a, b):
+        order = []
+        for batch in a.batches():
+            order += batch.arrays["number"].tolist()
+            if batch.number == 1:
+                assert [int(n) for other in b.batches() for n in other.arrays["number"]] == list(range(50))
+        assert sorted(order) == list(range(30))
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(InputError, match="0 samples"):
+        run(Numbers(0), workers=0)
+
+
+def test_a_rings_slots_do_not_overlap() -> None:
+    ring = Ring({"a": Field((3,), np.dtype(np.uint8)), "b": Field((), np.dtype(np.float64))}, batch_size=5, slots=3)
+    for number in range(3):
+        ring.slot(number)["a"][:] = number
+        ring.slot(number)["b"][:] = number
+    for number in range(3):
+        assert (ring.slot(number)["a"] == number).all()
+        assert (ring.slot(number)["b"] == number).all()
+    ring.close()
+
+
+def test_workers_end_when_the_training_process_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+            import os, signal
+            from hotloop.data.loader import Loaders, LoaderSettings
+            from test_loader import Numbers
+
+            if __name__ == "__main__":
+                with Loaders([(Numbers(400), LoaderSettings(8))], 2) as (loader,):
+                    next(loader.batches())
+                    print(*(worker.process.pid for worker in loader._pool._workers), flush=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    child = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=environment)
+    pids = [int(pid) for pid in child.stdout.split()]
+    assert len(pids) == 2
+    # The workers hold the child's standard output: `run` returned because both had closed it.
+    assert not any(_is_python(pid) for pid in pids)
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_worker_counts_suit_the_machine() -> None:
+    assert [workers_for(cpus, accelerated=True) for cpus in (1, 2, 16, 64)] == [1, 1, 15, 16]
+    assert workers_for(16, accelerated=False) == 1
