@@ -19,6 +19,7 @@ KINDS = ("unit", "torch", "cli", "gpu", "docs")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=4, help="random SIGKILLs in the resume test (50 before a release)")
+    parser.addoption("--update-pages", action="store_true", help="rewrite the pinned help pages")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,14 +51,6 @@ def nothing_left_behind() -> Iterator[None]:
     changed = {key for key in environment.keys() | os.environ.keys() if environment.get(key) != os.environ.get(key)}
     # torch and pytest set these of themselves, once
     assert changed <= {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
-
-
-def write_image(path: Path, seed: int, size: tuple[int, int] = (24, 20), **options: object) -> Path:
-    """A small picture with smooth content that depends on `seed`; width, height."""
-    noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(path, **options)
-    return path
 
 
 @pytest.fixture

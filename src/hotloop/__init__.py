@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hotloop.core.run import Result as Result
     from hotloop.core.run import Run as Run
     from hotloop.data.dataset import Dataset as Dataset
+    from hotloop.data.loader import Batch as Batch
     from hotloop.data.loader import Loaders as Loaders
     from hotloop.data.loader import LoaderSettings as LoaderSettings
     from hotloop.tasks.task import Example as Example
@@ -35,6 +36,7 @@ _HOMES = {
     "Result": "core.run",
     "Run": "core.run",
     "Dataset": "data.dataset",
+    "Batch": "data.loader",
     "Loaders": "data.loader",
     "LoaderSettings": "data.loader",
     "Example": "tasks.task",

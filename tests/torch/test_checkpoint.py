@@ -112,7 +112,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
             return os.system, (f"touch {tmp_path}/ran",)
 
     Checkpointer(tmp_path).save({"evil": Evil()}, step=1)
-    with pytest.raises(Exception, match="weights_only|Weights only|Unsupported"):
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
         load_checkpoint(tmp_path / "epoch-0000-step-00000001")
     assert not (tmp_path / "ran").exists()
 

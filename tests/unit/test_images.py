@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_image
 from hypothesis import given
 from hypothesis import strategies as st
+from pictures import write_image
 from PIL import Image
 
 from hotloop.core.errors import DamagedSample, InputError

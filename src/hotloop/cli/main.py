@@ -1,5 +1,6 @@
 """The `hotloop` command. Commands are imported when they are called, so that help stays quick."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -29,6 +30,15 @@ class _Commands(click.Group):
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f"; the nearest is {near[0]}" if near else ""
+            raise click.UsageError(f"no command {args[0]}{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

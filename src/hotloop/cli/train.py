@@ -64,7 +64,8 @@ def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
         f"{result.samples_per_second:,.0f} samples/s, {100 * result.data_wait_share:.1f} % of it waiting for data",
     ]
     if result.corrupt_files:
-        lines.append(f"{len(result.corrupt_files)} damaged files were replaced:")
+        were = "file was" if len(result.corrupt_files) == 1 else "files were"
+        lines.append(f"{len(result.corrupt_files)} damaged {were} replaced:")
         lines += [f"  {damaged['path']}: {damaged['reason']}" for damaged in result.corrupt_files]
     if result.status == "preempted":
         again = "" if fixed else f" --set run.dir={directory}"

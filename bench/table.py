@@ -1,0 +1,78 @@
+"""Write the README's table of figures from `results/*.json`; `--check` says whether it is up to date."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from record import RESULTS
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- figures: made by bench/table.py -->\n", "<!-- end of figures -->\n"
+
+
+def demo_epoch(result: dict[str, Any]) -> tuple[str, str]:
+    ours, rival = result["epoch_seconds"]["hotloop"], result["epoch_seconds"][result["best_rival"]]
+    text = (
+        f"{ours['median']:.2f} s ({ours['low']:.2f} to {ours['high']:.2f}) against {rival['median']:.2f} s "
+        f"({rival['low']:.2f} to {rival['high']:.2f}): **{rival['median'] / ours['median']:.2f} ×**, n = {ours['n']} each"
+    )
+    return "an epoch of the demo, against a plain DataLoader loop at its best number of workers", text
+
+
+def help_time(result: dict[str, Any]) -> tuple[str, str]:
+    seconds = result["seconds"]
+    return (
+        "`hotloop --help`",
+        f"{seconds['median']:.3f} s ({seconds['low']:.3f} to {seconds['high']:.3f}), n = {seconds['n']}",
+    )
+
+
+def kills(result: dict[str, Any]) -> tuple[str, str]:
+    counts = "{trials} kills, {mismatches} runs that differ, {hangs} hangs, {lost} lost"
+    text = counts.format(**result)
+    return "runs killed with SIGKILL at a random moment and started again: weights bit for bit", text
+
+
+def demo_gpu(result: dict[str, Any]) -> tuple[str, str]:
+    accuracy = result["val_accuracy"]
+    return (
+        "the demo on a GPU: validation accuracy",
+        f"{accuracy['median']:.4f} ({accuracy['low']:.4f} to {accuracy['high']:.4f}), n = {accuracy['n']}",
+    )
+
+
+ROWS = {"demo_epoch": demo_epoch, "kills": kills, "help_time": help_time, "demo_gpu": demo_gpu}
+
+
+def where(machine: dict[str, Any]) -> str:
+    device = machine["gpus"][0]["name"] if machine["gpus"] else f"{machine['cpus']} cores, {machine['processor']}"
+    return f"{device}; torch {machine['packages'].get('torch', '-')}, Python {machine['python']}"
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = ["| what | measured | on |", "|---|---|---|"]
+    for name, row in ROWS.items():
+        file = RESULTS / f"{name}.json"
+        if file.exists():
+            result = json.loads(file.read_text())
+            lines.append(f"| {' | '.join([*row(result), where(result['machine'])])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    new = before + BEGIN + table() + END + rest.split(END)[1]
+    if check and new != text:
+        sys.exit("README.md is not what bench/results hold. Fix: python bench/table.py")
+    README.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

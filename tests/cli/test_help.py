@@ -1,0 +1,68 @@
+"""Help pages and errors, pinned: `pytest tests/cli --update-pages` rewrites them after a wanted change."""
+
+from pathlib import Path
+
+import click
+import pytest
+from command import Command
+
+from hotloop.cli import main
+
+PAGES = Path(__file__).parent / "pages"
+
+CALLS = {
+    "hotloop": [],
+    "hotloop-help": ["--help"],
+    "train-help": ["train", "--help"],
+    "job-help": ["job", "--help"],
+    "job-init": ["job", "init"],
+    "job-check-help": ["job", "check", "--help"],
+    "runs-help": ["runs", "--help"],
+    "runs-compare-help": ["runs", "compare", "--help"],
+    "runs-none": ["runs"],
+    "error-command": ["trian"],
+    "error-option": ["train", "job.toml", "--resum", "auto"],
+    "error-argument": ["train"],
+    "error-absent": ["train", "job.toml"],
+    "error-run": ["runs", "compare", "a", "b"],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_pages(name: str, hotloop: Command, request: pytest.FixtureRequest) -> None:
+    finished = hotloop(*CALLS[name])
+    text = f"$ hotloop {' '.join(CALLS[name])}\n{finished.out}{finished.err}exit code {finished.code}\n"
+    page = PAGES / f"{name}.txt"
+    if request.config.getoption("--update-pages"):
+        page.write_text(text)
+    assert text == page.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("error-")])
+def test_an_error_is_three_lines_and_the_exit_code_two(name: str) -> None:
+    lines = (PAGES / f"{name}.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in lines[1:4]] == ["error", "cause", "fix"]
+    assert lines[4] == "exit code 2"
+
+
+def test_every_page_is_tested() -> None:
+    assert {path.stem for path in PAGES.glob("*.txt")} == set(CALLS)
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    context = click.Context(main.cli)
+    for name, (_, line) in main._COMMANDS.items():
+        command = main.cli.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(limit=200) == line
+
+
+def test_completion_works(hotloop: Command) -> None:
+    import os
+
+    os.environ["_HOTLOOP_COMPLETE"] = "bash_source"
+    try:
+        finished = hotloop()
+    finally:
+        del os.environ["_HOTLOOP_COMPLETE"]
+    assert "_hotloop_completion" in finished.out

@@ -1,0 +1,206 @@
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import Command
+from pictures import write_image
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+JOB = """
+name = "small"
+model.name = "tiny:cnn"
+[task]
+image_size = 16
+[data]
+train = "images"
+val = "images"
+batch_size = 4
+[train]
+epochs = 2
+[log]
+every = 2
+[optimizer]
+learning_rate = 0.01
+"""
+
+
+@pytest.fixture
+def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
+    make_images()
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    return file
+
+
+def test_a_job_trains_and_says_so(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", expect=0)
+    assert "finished after 8 steps" in done.out
+    assert "val_accuracy" in done.out
+    assert "samples/s" in done.out
+    assert done.out.splitlines()[-1].startswith("report: runs/small-")
+    assert "epoch 2/2  loss" in done.err
+    assert "step 2  loss" in done.err
+    result = json.loads((job.parent / "runs/latest/result.json").read_text())
+    for key in ("metrics", "samples_per_second", "data_wait_share", "weights_sha256", "steps", "corrupt_files"):
+        assert key in result
+
+
+def test_json_is_one_object_and_nothing_else(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", "--json", "--set", "run.dir=here", expect=0)
+    result = json.loads(done.out)
+    assert (result["status"], result["steps"], result["run"]) == ("finished", 8, str(job.parent / "here"))
+
+
+def test_damaged_files_are_named_at_the_end(hotloop: Command, job: Path) -> None:
+    (job.parent / "images/class0/000.png").write_bytes(b"")
+    done = hotloop("train", "job.toml", expect=0)
+    assert "1 damaged file was replaced:\n  images/class0/000.png: the file is empty" in done.out
+
+
+def test_a_dry_run_makes_nothing(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", "--dry-run", "--json", expect=0)
+    plan = json.loads(done.out)
+    assert (plan["train_samples"], plan["steps"], plan["device"]) == (16, 8, plan["device"])
+    assert not (job.parent / "runs").exists()
+    assert "steps: 8" in hotloop("train", "job.toml", "--dry-run", expect=0).out
+
+
+def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command, job: Path) -> None:
+    arguments = ["train", "job.toml", "--set", "train.epochs=200", "--set", "run.dir=here"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hotloop", *arguments],
+        cwd=job.parent,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.startswith("step"):
+            break
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 75
+    assert "preempted after" in out
+    assert "hotloop train job.toml" in out
+    done = hotloop("train", "job.toml", "--set", "train.epochs=200", "--set", "run.dir=here", expect=0)
+    assert "continuing at step" in done.err
+    assert "finished after 800 steps" in done.out
+
+
+def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: Path) -> None:
+    code = (
+        "import os, signal, sys; from hotloop.cli.main import main; import hotloop.train.step as s\n"
+        "call = s.Step.__call__\n"
+        "s.Step.__call__ = lambda *a, **k: (os.kill(os.getpid(), signal.SIGINT), call(*a, **k))[1]\n"
+        "main(['train', 'job.toml'])"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=job.parent, env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert child.returncode == 75, child
+    command = child.stdout.split("to continue: ")[1].splitlines()[0].split()
+    assert command[:2] == ["hotloop", "train"]
+    assert "continuing at step 1" in hotloop(*command[1:], expect=0).err
+
+
+def test_in_a_terminal_there_is_a_bar(job: Path) -> None:
+    leader, follower = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hotloop", "train", "job.toml", "--set", "train.epochs=40"],
+        cwd=job.parent,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT), "TERM": "xterm-256color", "COLUMNS": "120"},
+        stdout=subprocess.DEVNULL,
+        stderr=follower,
+    )
+    os.close(follower)
+    screen = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not part:
+            break
+        screen += part
+    os.close(leader)
+    assert child.wait(timeout=60) == 0
+    text = screen.decode()
+    assert "160/160" in text
+    for word in ("epoch", "loss", "samples/s", "wait", "MiB", "\x1b["):
+        assert word in text
+
+
+ERRORS = [
+    (["--set", "train.epoch=3"], 2, "unknown key train.epoch"),
+    (["--set", "data.train=nowhere"], 2, "no data at nowhere"),
+    (["--set", "data.val=other"], 2, "is not among the 2 classes"),
+    (["--set", "data.batch_size=100"], 2, "more than the 16 samples"),
+    (["--set", "model.name=resnet81"], 2, 'unknown model "resnet81"'),
+    (["--set", "version=2"], 2, "format 2"),
+    (["--set", "run.dir=job.toml"], 2, "cannot write"),
+    (["--set", "run.dir=/proc/nowhere"], 2, "cannot write"),
+    (["--resume", "nowhere"], 2, "no checkpoint at nowhere"),
+    (["--set", "model.name=tiny:exploding"], 1, "the loss of step 1 is nan"),
+    (["--set", "task.name=tiny:VectorLoss"], 2, "task.image_size"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "text"), ERRORS, ids=[error[2] for error in ERRORS])
+def test_errors_are_three_lines(
+    hotloop: Command, job: Path, tmp_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    write_image(tmp_path / "other/class0/a.png", 0)
+    write_image(tmp_path / "other/class9/a.png", 0)
+    done = hotloop("train", "job.toml", *arguments, expect=code)
+    lines = done.err.splitlines()[-3:]
+    assert [line.split(":")[0] for line in lines] == ["error", "cause", "fix"]
+    assert text in lines[0]
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_debug_shows_the_way(hotloop: Command, job: Path) -> None:
+    done = hotloop("--debug", "train", "job.toml", "--set", "data.train=nowhere", expect=2)
+    assert "Traceback" in done.err
+    assert "find_images" in done.err
+
+
+def test_an_error_of_the_users_code_says_where(hotloop: Command, job: Path) -> None:
+    (job.parent / "mine.py").write_text("def net(num_classes):\n    raise KeyError('oh')\n")
+    done = hotloop("train", "job.toml", "--set", "model.name=mine:net", expect=1)
+    assert "error: KeyError: 'oh'" in done.err
+    assert "mine.py, line 2" in done.err
+
+
+def test_runs_are_listed_and_compared(hotloop: Command, job: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=runs/a", expect=0)
+    hotloop("train", "job.toml", "--set", "run.dir=runs/b", "--set", "seed=1", expect=0)
+    listed = hotloop("runs", expect=0).out
+    assert [line.split()[:3] for line in listed.splitlines() if "finished" in line] == [
+        ["a", "finished", "8"],
+        ["b", "finished", "8"],
+    ]
+    rows = json.loads(hotloop("runs", "--json", expect=0).out)["runs"]
+    assert [row["result"]["steps"] for row in rows] == [8, 8]
+    compared = hotloop("runs", "compare", "a", "latest", expect=0).out
+    assert "seed" in compared
+    assert "loss: differs from step 2 on" in compared
+    data = json.loads(hotloop("runs", "compare", "a", "a", "--json", expect=0).out)
+    assert data["settings"] == {}
+    assert data["curves"][0]["first_difference"] is None
+
+
+def test_a_starter_file_is_checked_and_the_schema_is_json(hotloop: Command, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(hotloop("job", "init", expect=0).out)
+    assert "epochs = 3" in hotloop("job", "check", "job.toml", "--set", "train.epochs=3", expect=0).out
+    assert json.loads(hotloop("job", "schema", expect=0).out)["title"] == "Job"

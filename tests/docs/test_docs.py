@@ -1,0 +1,73 @@
+"""The documentation builds without a warning, its examples run, its tables are what was measured."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def call(*command: str, cwd: Path = REPOSITORY) -> str:
+    finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    call(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
+    job = (tmp_path / "reference/job/index.html").read_text()
+    assert "learning_rate" in job
+    assert "--resume" in (tmp_path / "reference/cli/index.html").read_text()
+    assert "state_dict" in (tmp_path / "reference/library/index.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    assert "1,797 images" in call(sys.executable, "examples/digits/make_images.py", str(folder))
+    return folder
+
+
+def test_the_digits_are_split_as_the_tutorial_says(images: Path) -> None:
+    counts = {split: len(list((images / split).glob("*/*.jpg"))) for split in ("train", "val")}
+    assert counts == {"train": 1442, "val": 355}
+    assert {len(list((images / "val" / str(digit)).iterdir())) for digit in range(10)} <= {34, 35, 36}
+
+
+def test_the_line_learns(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    out = call(
+        sys.executable,
+        "-m",
+        "hotloop",
+        "train",
+        "job.toml",
+        "--set",
+        f"run.dir={run}",
+        cwd=REPOSITORY / "examples/line",
+    )
+    assert "val_largest_error" in out
+
+
+def test_the_own_loop_learns_and_continues(images: Path, tmp_path: Path) -> None:
+    out = call(sys.executable, "examples/own_loop.py", str(images), str(tmp_path / "checkpoints"))
+    shares = [float(share) for share in re.findall(r"epoch \d: ([\d.]+) of 355", out)]
+    assert len(shares) == 6
+    assert shares[-1] > 0.95
+    again = call(sys.executable, "examples/own_loop.py", str(images), str(tmp_path / "checkpoints"))
+    assert again == "", "all epochs were done"
+
+
+def test_the_readmes_table_is_what_was_measured() -> None:
+    call(sys.executable, "bench/table.py", "--check")
+
+
+def test_code_blocks_name_commands_that_exist() -> None:
+    from hotloop.cli.main import _COMMANDS
+
+    for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]:
+        for command in re.findall(r"^\$ (?:\.venv/bin/)?hotloop (\S+)", page.read_text(), re.MULTILINE):
+            assert command in _COMMANDS, f"{page}: hotloop {command}"

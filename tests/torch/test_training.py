@@ -1,0 +1,351 @@
+"""The main job in this process: files in, run out."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pictures import write_image
+
+from hotloop import HotloopError, InputError, Run, train_job
+from hotloop.core.job import Job, parse_job
+from hotloop.core.machine import read_machine
+from hotloop.core.run import Result
+from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated, Warned
+
+Make = Callable[..., Path]
+
+
+class Told(Observer):
+    """Keeps every event; may act on one."""
+
+    def __init__(self, act: Callable[[Event], None] = lambda event: None) -> None:
+        self.events: list[Any] = []
+        self._act = act
+
+    def on(self, event: Event) -> None:
+        self.events.append(event)
+        self._act(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def small(folder: Path, run_dir: Path, **changes: Any) -> Job:
+    """A job over two classes of 16×16 images: 16 samples, 4 steps an epoch."""
+    raw: dict[str, Any] = {
+        "name": "small",
+        "task": {"image_size": 16, "augment": {"crop_scale": [0.5, 1.0]}},
+        "data": {"train": str(folder), "val": str(folder), "batch_size": 4, "workers": 0},
+        "model": {"name": "tiny:cnn"},
+        "train": {"epochs": 2},
+        "optimizer": {"learning_rate": 0.05},
+        "log": {"every": 2, "tensorboard": False},
+        "run": {"dir": str(run_dir)},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        raw.setdefault(section, {})[name] = value
+    return parse_job(raw, "job")
+
+
+def run(job: Job, observer: Observer | None = None, **options: Any) -> tuple[Run, Result]:
+    return train_job(job, read_machine(), observer or Told(), **options)
+
+
+def stop_at(step: int, number: signal.Signals = signal.SIGTERM) -> Told:
+    """Sends this process a signal when a step is logged."""
+
+    def act(event: Event) -> None:
+        if isinstance(event, Logged) and event.progress.step >= step:
+            os.kill(os.getpid(), number)
+
+    return Told(act)
+
+
+def test_a_run_trains_and_leaves_everything(make_images: Make, tmp_path: Path) -> None:
+    told = Told()
+    job = small(make_images(), tmp_path / "run", train__epochs=20, log__tensorboard=True)
+    done, result = run(job, told)
+    assert result.status == "finished"
+    assert result.metrics["val_accuracy"] == 1.0
+    assert (result.epochs, result.steps, result.corrupt_files) == (20, 80, [])
+    assert 0 <= result.data_wait_share <= 1
+    assert len(result.weights_sha256) == 64
+    names = sorted(path.name for path in done.directory.iterdir())
+    expected = ["checkpoints", "events", "examples.json", "job.toml", "machine.json", "metrics.jsonl", "report.html"]
+    assert names == sorted([*expected, "result.json"])
+    assert json.loads(done.result_file.read_text())["weights_sha256"] == result.weights_sha256
+    assert len(list(done.events.iterdir())) == 1
+    assert len(told.of(Validated)) == 20
+    assert [event.progress.step for event in told.of(Logged)] == list(range(2, 81, 2))
+    assert told.of(Started)[0].parameters == 8 * 27 + 8 + 16 + 32 * 2 + 2
+
+
+def test_tensorboard_reads_the_events(make_images: Make, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done, _ = run(small(make_images(), tmp_path / "run", log__tensorboard=True))
+    events = EventAccumulator(str(done.events)).Reload()
+    assert [point.step for point in events.Scalars("step/loss")] == [2, 4, 6, 8]
+    assert [point.step for point in events.Scalars("epoch/val_accuracy")] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"train__accumulate": 3, "train__ema": 0.9, "train__clip_norm": 1.0},
+        {"model__arguments": {"dropout": 0.5}, "schedule__name": "one-cycle"},
+        {"task__augment": {"mixup": 0.3, "cutmix": 1.0, "randaugment": 5}},
+    ],
+    ids=["plain", "accumulate and average", "dropout", "mixing"],
+)
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_stopped_run_continues_bit_for_bit(
+    make_images: Make, tmp_path: Path, changes: dict[str, Any], stop: int
+) -> None:
+    folder = make_images(each=9)
+    settings = {"log__every": 1, "train__epochs": 3, **changes}
+    _, through = run(small(folder, tmp_path / "through", **settings))
+    job = small(folder, tmp_path / "stopped", **settings)
+    done, first = run(job, stop_at(stop))
+    assert (first.status, first.steps, first.weights_sha256) == ("preempted", stop, "")
+    told = Told()
+    _, second = run(job, told)
+    assert second.status == "finished"
+    assert second.weights_sha256 == through.weights_sha256
+    assert second.metrics == through.metrics
+    assert told.of(Started)[0].progress.step == stop
+    steps = [record["step"] for record in done.metrics() if record["event"] == "step"]
+    assert steps == sorted(set(steps))
+
+
+def test_workers_change_nothing(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images()
+    hashes = {run(small(folder, tmp_path / str(n), data__workers=n))[1].weights_sha256 for n in (0, 1, 3)}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_validation_stops_there_and_validates_again(
+    make_images: Make, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotloop.tasks.images import ImageClassification
+
+    folder = make_images()
+    metrics = ImageClassification.metrics
+
+    def interrupted(self: ImageClassification, outputs: Any, batch: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), number)
+        return metrics(self, outputs, batch)
+
+    job = small(folder, tmp_path / "run", data__val_batch_size=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageClassification, "metrics", interrupted)
+        _, first = run(job)
+    assert (first.status, first.steps, first.epochs) == ("preempted", 4, 0)
+    _, second = run(job)
+    _, through = run(small(folder, tmp_path / "through", data__val_batch_size=4))
+    assert (second.weights_sha256, second.metrics) == (through.weights_sha256, through.metrics)
+
+
+def test_handlers_are_given_back(make_images: Make, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    run(small(make_images(), tmp_path / "run"), stop_at(2, signal.SIGINT))
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_finished_run_stays_and_more_epochs_go_on(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images()
+    _, first = run(small(folder, tmp_path / "run"))
+    _, again = run(small(folder, tmp_path / "run"))
+    assert (again.steps, again.weights_sha256, again.metrics) == (first.steps, first.weights_sha256, first.metrics)
+    _, more = run(small(folder, tmp_path / "run", train__epochs=3))
+    assert more.steps == 12
+
+
+def test_never_sets_the_earlier_run_aside(make_images: Make, tmp_path: Path) -> None:
+    job = small(make_images(), tmp_path / "run")
+    _, first = run(job)
+    told = Told()
+    _, anew = run(job, told, resume="never")
+    assert anew.weights_sha256 == first.weights_sha256
+    assert told.of(Started)[0].resumed_from == ""
+    assert (tmp_path / "run.1/result.json").exists()
+    assert "run.1" in told.of(Warned)[0].text
+
+
+def test_a_named_checkpoint_is_continued_elsewhere(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images()
+    done, through = run(small(folder, tmp_path / "a", checkpoint__every="3 steps", checkpoint__keep=9))
+    path = done.checkpoints / "epoch-0000-step-00000003"
+    told = Told()
+    _, result = run(small(folder, tmp_path / "b"), told, resume=str(path))
+    assert told.of(Started)[0].progress.step == 3
+    assert result.weights_sha256 == through.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"model__arguments": {"num_classes": 5}}, "another model"),
+        ({"data__train": "other"}, "another data"),
+        ({"data__batch_size": 8}, "data.batch_size = 4"),
+        ({"train__accumulate": 2}, "train.accumulate = 1"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    make_images: Make, tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
+    folder, other = make_images(), make_images("other", each=9)
+    done, _ = run(small(folder, tmp_path / "run"))
+    before = sorted(path.name for path in done.checkpoints.iterdir())
+    changes = {key: str(other) if value == "other" else value for key, value in changes.items()}
+    with pytest.raises(InputError, match=what):
+        run(small(folder, tmp_path / "run", **changes))
+    assert sorted(path.name for path in done.checkpoints.iterdir()) == before
+    assert done.status() == "finished"
+
+
+def test_damaged_files_are_replaced_counted_and_named(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images(each=9)
+    (folder / "class0/003.png").write_bytes(b"")
+    (folder / "class1/text.jpg").write_text("not an image")
+    hashes = set()
+    for name in ("a", "b"):
+        done, result = run(small(folder, tmp_path / name, data__workers=len(hashes)))
+        reasons = {Path(file["path"]).name: file["reason"] for file in result.corrupt_files}
+        assert reasons["003.png"] == "the file is empty"
+        assert set(reasons) == {"003.png", "text.jpg"}
+        assert "text.jpg" in done.report_file.read_text()
+        hashes.add(result.weights_sha256)
+    assert len(hashes) == 1
+
+
+def test_a_damaged_file_can_stop_the_run(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images()
+    (folder / "class0/003.png").write_bytes(b"")
+    with pytest.raises(HotloopError, match=r"003.png cannot be read") as caught:
+        run(small(folder, tmp_path / "run", data__on_corrupt="raise"))
+    assert caught.value.exit_code == 1
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+def test_a_loss_that_is_not_a_number_names_step_files_and_checkpoint(make_images: Make, tmp_path: Path) -> None:
+    with pytest.raises(HotloopError) as caught:
+        run(small(make_images(), tmp_path / "run", model__name="tiny:exploding", log__every=3))
+    assert caught.value.what == "the loss of step 1 is nan"
+    assert "class" in caught.value.cause
+    assert ".png" in caught.value.cause
+    assert "no checkpoint" in caught.value.cause
+    done = Run(tmp_path / "run")
+    assert done.status() == "failed"
+    assert list(done.checkpoints.iterdir()) == []
+
+
+def test_weights_that_are_not_finite_never_become_a_checkpoint(make_images: Make, tmp_path: Path) -> None:
+    job = small(
+        make_images(), tmp_path / "run", checkpoint__every="1 step", log__every=1, optimizer__learning_rate=1e38
+    )
+    with pytest.raises(HotloopError, match=r"not finite|is nan|is inf"):
+        run(job)
+    for path in Run(tmp_path / "run").checkpoints.iterdir():
+        state = torch.load(path / "state.pt", weights_only=True)
+        assert all(tensor.isfinite().all() for tensor in state["step"]["model"].values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "fix"),
+    [
+        ({"data__batch_size": 17}, "data.batch_size = 17 is more than the 16 samples", "data.batch_size=16"),
+        ({"data__batch_size": 5}, "the last batch of 16 samples in batches of 5 has 1 sample", "drop_last=true"),
+        ({"model__name": "resnet81"}, 'unknown model "resnet81"', "resnet18"),
+        ({"model__name": "tiny:cnnn"}, "tiny has no cnnn", "tiny:cnn"),
+        ({"model__name": "nowhere:cnn"}, "cannot be imported", "folder that holds the module"),
+        ({"model__name": "tiny:not_a_model"}, "gave a str", "return one"),
+        ({"model__arguments": {"depth": 3}}, "do not fit tiny:cnn", "model.arguments"),
+        ({"optimizer__name": "sdg"}, 'unknown optimizer "sdg"', "sgd"),
+        ({"optimizer__arguments": {"speed": 3}}, "do not fit sgd", "optimizer.arguments"),
+        ({"task__name": "tiny:cnn"}, "is no task", "hotloop.Task"),
+        ({"data__train": "/nowhere"}, "no data at /nowhere", "data.train"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(
+    make_images: Make, tmp_path: Path, changes: dict[str, Any], what: str, fix: str
+) -> None:
+    changes = {"task__name": "tiny:cnn", **changes} if "task__name" in changes else changes
+    if "task__name" in changes:
+        job = small(make_images(), tmp_path / "run")
+        job = parse_job({**job.model_dump(mode="json"), "task": {"name": "tiny:cnn"}}, "job")
+    else:
+        job = small(make_images(), tmp_path / "run", **changes)
+    with pytest.raises(InputError) as caught:
+        run(job)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(make_images: Make, tmp_path: Path) -> None:
+    job = small(make_images(), tmp_path / "run").model_copy(update={"device": "cuda"})
+    with pytest.raises(InputError, match="torch sees no GPU"):
+        run(job)
+
+
+def custom(tmp_path: Path, task: str = "tiny:Regression", **arguments: Any) -> Job:
+    raw = {
+        "task": {"name": task, "arguments": arguments},
+        "data": {"train": "none", "batch_size": 8, "workers": 1},
+        "model": {"name": "own"},
+        "train": {"epochs": 30},
+        "optimizer": {"learning_rate": 0.3},
+        "run": {"dir": str(tmp_path / "run")},
+    }
+    return parse_job(raw, "job")
+
+
+def test_a_task_of_ones_own_is_a_few_methods(tmp_path: Path) -> None:
+    done, result = run(custom(tmp_path, samples=44, damaged=[3]))
+    assert result.metrics["val_loss"] < 0.01
+    assert result.steps == 30 * 6
+    assert [file["path"] for file in result.corrupt_files] == ["line 3"]
+    state = torch.load(max(done.checkpoints.iterdir()) / "state.pt", weights_only=True)
+    assert state["step"]["model"]["weight"].item() == pytest.approx(2, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "error", "text"),
+    [
+        ("tiny:Regression", {"broken": 30}, HotloopError, "this sample is broken"),
+        ("tiny:Regression", {"ragged": 30}, HotloopError, "sample 30: inputs has shape"),
+        ("tiny:VectorLoss", {}, ValueError, "must be a scalar"),
+    ],
+)
+def test_faults_of_a_task_reach_the_user(
+    tmp_path: Path, task: str, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        run(custom(tmp_path, task, **arguments))
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+def test_time_between_saves_is_not_counted_as_training(make_images: Make, tmp_path: Path) -> None:
+    told = Told()
+    run(small(make_images(), tmp_path / "run", checkpoint__every="1 step"), told)
+    assert len(told.of(Saved)) >= 8
+    seconds = [event.progress.whole.seconds for event in told.of(Logged)]
+    assert seconds == sorted(seconds)
+
+
+def test_every_format_trains_together(tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        for number, suffix in enumerate((".jpg", ".png", ".webp", ".bmp", ".gif", ".JPEG")):
+            write_image(tmp_path / f"mixed/{label}/{number}{suffix}", number, (40 + number, 30))
+    _, result = run(small(tmp_path / "mixed", tmp_path / "run"))
+    assert (result.status, result.corrupt_files) == ("finished", [])
