@@ -1,4 +1,4 @@
-"""How long `hotloop --help` takes, as a whole process. The goal: at most 0.25 s on two cores, without importing torch."""
+"""How long `hotloop --help` takes, as a whole process. The goal: at most 0.25 s on two cores."""
 
 import argparse
 import shutil

@@ -7,7 +7,7 @@ from tiny import cnn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotloop import Step, StepSettings
+from hotloop import HotloopError, Step, StepSettings
 
 Pair = tuple[Tensor, Tensor]
 
@@ -156,7 +156,7 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
     step = Step(
         model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1], reduction="none"), sgd(model)
     )
-    with pytest.raises(ValueError, match=r"shape \(8,\); it must be a scalar"):
+    with pytest.raises(HotloopError, match=r"the loss has shape \(8,\)"):
         step(batches([8])[0])
 
 

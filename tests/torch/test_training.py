@@ -324,7 +324,7 @@ def test_a_task_of_ones_own_is_a_few_methods(tmp_path: Path) -> None:
     [
         ("tiny:Regression", {"broken": 30}, HotloopError, "this sample is broken"),
         ("tiny:Regression", {"ragged": 30}, HotloopError, "sample 30: inputs has shape"),
-        ("tiny:VectorLoss", {}, ValueError, "must be a scalar"),
+        ("tiny:VectorLoss", {}, HotloopError, r"the loss has shape \(8, 1\)"),
     ],
 )
 def test_faults_of_a_task_reach_the_user(

@@ -74,7 +74,7 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
         "no class": (str(folder / "bare"), "has 0 classes"),
         "columns": (str(folder / "columns.csv"), "has the columns file, class"),
         "no label": (str(folder / "list.jsonl"), "line 1"),
-        "empty list": (str(folder / "nothing.csv"), "has the columns none"),
+        "empty list": (str(folder / "nothing.csv"), "has 0 classes"),
     }
 
 

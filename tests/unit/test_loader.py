@@ -113,7 +113,7 @@ def test_a_damaged_sample_can_stop_the_run(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_data_that_is_all_damaged_is_refused(workers: int) -> None:
-    with pytest.raises(InputError, match="99 samples drawn instead"):
+    with pytest.raises(InputError, match="all 99 drawn in its place"):
         run(Numbers(20, damaged=tuple(range(20))), workers)
 
 

@@ -2,15 +2,17 @@
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from hotloop import __version__
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import FIXES, HotloopError, cannot_write
 
 _COMMANDS = {
     "train": ("hotloop.cli.train:train", "Train what a job file asks for."),
@@ -58,11 +60,19 @@ def cli(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal that cannot show a file's name still shows the rest
     debug = "--debug" in arguments[:1] or os.environ.get("HOTLOOP_DEBUG") == "1"
     try:
         code = cli.main(arguments, prog_name="hotloop", standalone_mode=False)
     except HotloopError as error:
         _fail(error, debug)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         _fail(_usage(error), debug)
     except (click.Abort, KeyboardInterrupt):
@@ -71,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of our output has gone, as in `hotloop runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        known = error.errno in FIXES and error.filename
+        _fail(cannot_write(Path(error.filename), error, HotloopError) if known else _unexpected(error), debug)
     except Exception as error:
         _fail(_unexpected(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
@@ -81,7 +94,8 @@ def _fail(error: HotloopError, debug: bool) -> NoReturn:
         import traceback
 
         traceback.print_exception(error)
-    click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    click.echo((click.style("error: ", fg="red", bold=True) if colour else "error: ") + str(error), err=True)
     sys.exit(error.exit_code)
 
 
@@ -101,7 +115,9 @@ def _unexpected(error: Exception) -> HotloopError:
     where = f"{frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}" if frame else "unknown place"
     text = " ".join(str(error).split()) or "no message"
     wrapped = HotloopError(
-        f"{type(error).__name__}: {text}", f"raised in {where}", "hotloop --debug ... shows the way there"
+        f"{type(error).__name__}: {text}",
+        f"raised in {where}",
+        "set HOTLOOP_DEBUG=1 and start it again: it shows the way there",
     )
     wrapped.__cause__ = error
     return wrapped

@@ -1,5 +1,7 @@
 """What a training shows while it runs: a bar in a terminal, plain lines elsewhere. All of it on standard error."""
 
+import os
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -9,8 +11,16 @@ from hotloop.train.observer import Ended, Event, Logged, Observer, Saved, Starte
 
 def terminal_observer() -> Observer:
     """The observer that suits standard error."""
-    console = Console(stderr=True, highlight=False)
+    console = _Console(stderr=True, highlight=False)
     return BarObserver(console) if console.is_terminal else LinesObserver(console)
+
+
+class _Console(Console):
+    """Goes quiet when its reader has gone; rich's own would end the training."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class LinesObserver(Observer):
@@ -29,6 +39,8 @@ class LinesObserver(Observer):
                 self.print(f"{model}; {count(event.samples, 'sample')}, {count(event.steps, 'step')}")
                 if event.resumed_from:
                     self.print(f"continuing at step {event.progress.step:,} from {event.resumed_from}")
+                for change in event.changed:
+                    self.print(f"changed since: {change}", style="yellow")
             case Logged():
                 self.logged(event)
             case Validated(progress=progress):

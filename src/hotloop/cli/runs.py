@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hotloop.core.compare import Comparison, compare_runs
-from hotloop.core.run import Run, find_run, list_runs
+from hotloop.core.run import Run, find_run, list_runs, plain
 from hotloop.core.units import format_seconds
 
 _root = click.option(
-    "--root", default="runs", type=click.Path(path_type=Path), help="Folder of the runs.", show_default=True
+    "--root",
+    default="runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the runs.",
+    show_default=True,
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -31,7 +36,7 @@ def runs(context: click.Context, root: Path, as_json: bool) -> None:
         return
     found = list_runs(root)
     if as_json:
-        click.echo(json.dumps({"runs": [_row(run) for run in found]}))
+        click.echo(json.dumps({"runs": plain([_row(run) for run in found])}))
     elif not found:
         click.echo(f"no runs in {root}")
     else:
@@ -43,14 +48,18 @@ def runs(context: click.Context, root: Path, as_json: bool) -> None:
 @click.argument("b")
 @_root
 @_json
-def compare(a: str, b: str, root: Path, as_json: bool) -> None:
+@click.pass_context
+def compare(context: click.Context, a: str, b: str, root: Path, as_json: bool) -> None:
     """Say what differs between two runs and how their curves relate.
 
     A and B are names in the runs' folder, "latest", or paths.
     """
+    outer = context.parent.params if context.parent else {}
+    root = outer["root"] if context.get_parameter_source("root") is ParameterSource.DEFAULT else root
+    as_json = as_json or outer["as_json"]
     comparison = compare_runs(find_run(a, root), find_run(b, root))
     if as_json:
-        click.echo(json.dumps(comparison.to_json()))
+        click.echo(json.dumps(plain(comparison.to_json())))
     else:
         _print_comparison(comparison)
 

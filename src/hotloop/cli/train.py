@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import click
 from hotloop.core.errors import InputError
 from hotloop.core.job import load_job
 from hotloop.core.machine import read_machine
-from hotloop.core.run import Result, Run
+from hotloop.core.run import Result, Run, plain
 from hotloop.core.units import format_seconds
 
 _STOPPED_EARLY = 75
@@ -39,7 +41,8 @@ def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as
     job = load_job(file, overrides)
     if importlib.util.find_spec("torch") is None:
         raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
-    sys.path.insert(0, os.getcwd())  # "module:name" in a job means the user's own files, as with `python -m`
+    # "module:name" in a job means the user's own files; last, so that one named like a library does not stand for it.
+    sys.path.append(os.getcwd())
     from hotloop.cli.progress import terminal_observer
     from hotloop.train.training import inspect_job, train_job
 
@@ -47,12 +50,27 @@ def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as
         plan = inspect_job(job, read_machine())
         click.echo(json.dumps(plan) if as_json else "\n".join(f"{name}: {value}" for name, value in plan.items()))
         return 0
-    run, result = train_job(job, read_machine(), terminal_observer(), resume)
+    with standard_output_to_error() if as_json else nullcontext():
+        run, result = train_job(job, read_machine(), terminal_observer(), resume)
     if as_json:
-        click.echo(json.dumps({"run": str(run.directory), **asdict(result)}))
+        click.echo(json.dumps(plain({"run": str(run.directory), **asdict(result)})))
     else:
         click.echo(_summary(file, run, result, fixed=job.run.dir is not None))
     return 0 if result.status == "finished" else _STOPPED_EARLY
+
+
+@contextmanager
+def standard_output_to_error() -> Iterator[None]:
+    """Send what the user's code prints, here and in the workers, where progress goes: `--json` is one object."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:

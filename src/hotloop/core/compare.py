@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hotloop.core.errors import InputError
 from hotloop.core.run import Run
 
 _NOT_SETTINGS = {"run.dir", "run.root", "name"}
@@ -68,8 +69,12 @@ class Comparison:
 
 
 def compare_runs(a: Run, b: Run) -> Comparison:
-    """Compare two runs, whatever their state."""
-    jobs = [_flat(tomllib.loads(run.job_file.read_text())) for run in (a, b)]
+    """Compare two runs, whatever their state.
+
+    Raises:
+        InputError: a run's job cannot be read.
+    """
+    jobs = [_settings(run) for run in (a, b)]
     settings = {
         key: (jobs[0].get(key), jobs[1].get(key))
         for key in sorted({*jobs[0], *jobs[1]} - _NOT_SETTINGS)
@@ -84,6 +89,13 @@ def compare_runs(a: Run, b: Run) -> Comparison:
     return Comparison(a.name, b.name, settings, results, curves)
 
 
+def _settings(run: Run) -> dict[str, Any]:
+    try:
+        return flat(tomllib.loads(run.job_file.read_text()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {run.job_file}", str(error), "name another run: hotloop runs") from None
+
+
 def _outcome(run: Run) -> dict[str, Any]:
     result = run.result()
     if result is None:
@@ -92,16 +104,19 @@ def _outcome(run: Run) -> dict[str, Any]:
     return {name: figures[name] for name in _RESULTS} | {f"metrics.{k}": v for k, v in result.metrics.items()}
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables in tables as one table with dotted keys."""
+    keys: dict[str, Any] = {}
     for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return keys
 
 
 def _curve(key: str, event: str, unit: str, records: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> Curve:
     offset = 1 if unit == "epoch" else 0  # epochs count from 0 in files, from 1 for people
-    points = [{r[unit] + offset: r[key] for r in run if r["event"] == event and key in r} for run in records]
+    points = [
+        {r[unit] + offset: r[key] for r in run if r["event"] == event and r.get(key) is not None} for run in records
+    ]
     shared = sorted(points[0].keys() & points[1].keys())
     differences = {position: points[1][position] - points[0][position] for position in shared}
     different = [position for position in shared if differences[position]]

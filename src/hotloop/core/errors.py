@@ -76,17 +76,20 @@ class DamagedSample(HotloopError):
         return DamagedSample, (self.name, self.reason)
 
 
-_FIXES = {
+FIXES = {
     errno.ENOSPC: "free some space (df -h), then start the same command again",
     errno.EDQUOT: "raise the quota or free some space, then start the same command again",
     errno.EROFS: "choose a writable folder: --set run.dir=FOLDER",
     errno.EACCES: "choose a writable folder: --set run.dir=FOLDER",
     errno.EPERM: "choose a writable folder: --set run.dir=FOLDER",
     errno.ENOTDIR: "a part of that path is a file: --set run.dir=FOLDER",
+    errno.EEXIST: "a part of that path is a file: --set run.dir=FOLDER",
+    errno.ENAMETOOLONG: "choose a shorter name: --set run.dir=FOLDER",
 }
+"""What to do about a failed write, by errno."""
 
 
 def cannot_write(path: Path, error: OSError, kind: type[HotloopError]) -> HotloopError:
     """Words for a failed write of `path`, as an error of the given kind."""
-    fix = _FIXES.get(error.errno or 0, "see that the disk is mounted and healthy, then start the same command again")
+    fix = FIXES.get(error.errno or 0, "see that the disk is mounted and healthy, then start the same command again")
     return kind(f"cannot write {path}", error.strerror or str(error), fix)

@@ -18,11 +18,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
     PlainSerializer,
-    PositiveFloat,
-    PositiveInt,
     Tag,
     ValidationError,
     WithJsonSchema,
@@ -36,13 +32,19 @@ FORMAT = 1
 
 
 def _interval(value: object) -> object:
-    return Interval.parse(value) if isinstance(value, str) and value != "auto" else value
+    if value == "auto" or isinstance(value, Interval):
+        return value
+    return Interval.parse(str(value))
 
 
 _IntervalSchema = WithJsonSchema({"type": "string", "examples": ["100 steps", "1 epoch", "30 s", "auto"]})
 IntervalText = Annotated[Interval, BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
 AutoInterval = Annotated[Interval | Literal["auto"], BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
 Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(strict=True, gt=0)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -77,7 +79,9 @@ class ImagesTask(Section):
     """Image classification: class folders or a list of files in, class numbers out."""
 
     name: Literal["images"] = Field("images", description='the task: "images", or your own as "module:Class"')
-    image_size: PositiveInt = Field(224, description="height and width of what the model sees, pixels")
+    image_size: Annotated[PositiveInt, Field(le=8192)] = Field(
+        224, description="height and width of what the model sees, pixels"
+    )
     center_crop: Annotated[float, Field(gt=0, le=1)] = Field(
         0.875, description="side of the validation crop as a share of the image's shorter side"
     )
@@ -112,7 +116,7 @@ class DataSection(Section):
     batch_size: PositiveInt = Field(64, description="samples a batch")
     val_batch_size: PositiveInt | Auto = Field("auto", description="samples a validation batch; auto: twice batch_size")
     drop_last: bool = Field(False, description="leave out the last batch of an epoch if it is short")
-    workers: NonNegativeInt | Auto = Field(
+    workers: Annotated[NonNegativeInt, Field(le=256)] | Auto = Field(
         "auto", description="processes that read data; 0: the training process itself; auto: by the usable processors"
     )
     on_corrupt: Literal["replace", "raise"] = Field(
@@ -204,9 +208,9 @@ class RunSection(Section):
 class Job(Section):
     """One training, as asked for."""
 
-    version: int = Field(FORMAT, description="format of this file")
-    name: str = Field("job", pattern=r"^[\w.-]+$", description="name of the run's directory")
-    seed: NonNegativeInt = Field(0, description="seed of weights, order and augmentation")
+    version: PositiveInt = Field(FORMAT, description="format of this file")
+    name: str = Field("job", pattern=r"^[\w.-]+$", max_length=100, description="name of the run's directory")
+    seed: Annotated[NonNegativeInt, Field(lt=2**63)] = Field(0, description="seed of weights, order and augmentation")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
@@ -236,7 +240,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
         InputError: the file is absent, is no TOML, or asks for what a job cannot have.
     """
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except FileNotFoundError:
         raise InputError(f"no job file {path}", "there is no such file", "hotloop job init > job.toml") from None
     except IsADirectoryError:
@@ -274,10 +278,11 @@ def _override(raw: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *tables, last = (part.strip() for part in key.split("."))
-    for table in tables:
+    for depth, table in enumerate(tables, 1):
         raw = raw.setdefault(table, {})
         if not isinstance(raw, dict):
-            raise InputError(f"--set {override!r}", f"{table} is not a table", f"--set {table}=VALUE")
+            whole = ".".join(tables[:depth])
+            raise InputError(f"--set {override!r}", f"{whole} is a value, not a table", f"--set {whole}={text}")
     raw[last] = value
 
 
@@ -298,35 +303,54 @@ def known_keys() -> dict[str, str]:
 
 
 def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputError:
+    """The first thing that is wrong, in words of the file."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"] if part not in ("images", "custom")]
     key = ".".join(location)
     keys = known_keys()
-    if first["type"] == "extra_forbidden":
-        near = get_close_matches(key, keys, n=1, cutoff=0.4) or [
-            known for known in keys if known.rsplit(".", 1)[-1] == location[-1]
-        ]
-        return InputError(
-            f"{origin}: unknown key {key}",
-            f"the nearest known key is {near[0]}" if near else "no key has a name like it",
-            f"rename it to {near[0]}" if near else "hotloop job schema lists all keys",
-        )
-    if first["type"] == "missing":
-        key = next((required for required in STARTER if required.startswith(f"{key}.")), key)
-        return InputError(
-            f"{origin}: {key} is missing", f"it has no default: {keys.get(key, key)}", f"--set {key}=VALUE"
-        )
-    if key == "task.name":
-        return InputError(
-            f'{origin}: unknown task "{first["input"]}"',
-            "tasks are images, or your own as module:Class",
-            '--set task.name="images"',
-        )
     known = next((name for name in keys if key == name or key.startswith(f"{name}.")), key)
-    received = json.dumps(first["input"], default=str)
+    if first["type"] == "extra_forbidden":
+        return _unknown(key, "custom" in first["loc"], keys, origin)
+    required = next((name for name in STARTER if name == key or name.startswith(f"{key}.")), None)
+    if first["type"] == "missing" and required:
+        what = f"{origin}: {required} is missing"
+        return InputError(what, "it has no default", f"--set {required}=VALUE  ({keys[required]})")
+    if key == "task.name":
+        what = f'{origin}: unknown task "{first["input"]}"'
+        return InputError(what, "tasks are images, or your own as module:Class", '--set task.name="images"')
+    value: Any = raw
+    for part in known.split("."):
+        value = value.get(part) if isinstance(value, dict) else value
+    received = json.dumps(value, default=str)
     what = f"{origin}: {known} = {received if len(received) < 80 else received[:77] + '...'}"
     reason = first["msg"].removeprefix("Value error, ")
-    return InputError(what, reason, f"{known}: {keys.get(known, 'hotloop job schema lists all keys')}")
+    if known not in keys:
+        return InputError(what, reason, "hotloop job schema lists all keys")
+    return InputError(what, reason, f"--set {known}={_default(known)}  ({keys[known]})")
+
+
+def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) -> InputError:
+    what = f"{origin}: unknown key {key}"
+    if in_custom_task:
+        fix = f"remove it, or move it into task.arguments: {key.removeprefix('task.')} = ..."
+        return InputError(what, "a task of your own has the keys name and arguments only", fix)
+    sections = {name.rpartition(".")[0] for name in keys} - {""}
+    same_name = [known for known in keys if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    near = get_close_matches(key, [*keys, *sections], n=1, cutoff=0.6) or same_name
+    near = near or get_close_matches(key, [*keys, *sections], n=1, cutoff=0.4)
+    if not near:
+        return InputError(what, "no key has a name like it", "hotloop job schema lists all keys")
+    return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}")
+
+
+def _default(key: str) -> str:
+    """The default of a key as one would type it; an example where there is none."""
+    value: Any = parse_job(_nest(STARTER), "starter").model_dump(mode="json")
+    for part in key.split("."):
+        value = value[part]
+    return (
+        value if isinstance(value, str) else "VALUE" if value is None else _toml_line("v", value).removeprefix("v = ")
+    )
 
 
 STARTER: dict[str, Any] = {

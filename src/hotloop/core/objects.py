@@ -16,11 +16,12 @@ def load_object(reference: str, key: str) -> Any:
     module_name, _, path = reference.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # importing runs the user's file, which may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]
         raise InputError(
             f'{key} = "{reference}" cannot be imported',
-            f"{error}; modules are looked for in the current directory and among installed packages",
-            "start hotloop in the folder that holds the module",
+            f"{type(error).__name__}: {error}",
+            "start hotloop in the folder that holds the module" if absent else f"mend {module_name}",
         ) from error
     for part in path.split("."):
         if not hasattr(found, part):

@@ -15,6 +15,7 @@ runs/digits-20261121-093000/
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,13 +114,15 @@ class Run:
 
     def write_result(self, result: Result) -> None:
         """Write `result.json` whole or not at all."""
-        write_atomic(self.result_file, json.dumps(asdict(result), indent=2) + "\n")
+        write_atomic(self.result_file, json.dumps(plain(asdict(result)), indent=2, allow_nan=False) + "\n")
 
     def result(self) -> Result | None:
-        """The result, if the run has ended by itself."""
+        """The result, if the run has ended by itself and its file can be read."""
         try:
-            return Result(**json.loads(self.result_file.read_text()))
-        except FileNotFoundError:
+            fields = json.loads(self.result_file.read_text())
+            metrics = {name: math.nan if value is None else value for name, value in fields["metrics"].items()}
+            return Result(**{**fields, "metrics": metrics})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def status(self) -> Status:
@@ -143,6 +146,11 @@ class Run:
         """Drop what was logged after `step`: the run continues from there."""
         records = [record for record in self.metrics() if record["step"] <= step]
         write_atomic(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started in the directory."""
+        return self.machine_file.is_file() and self.checkpoints.is_dir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -182,12 +190,19 @@ def open_run(job: Job, now: datetime) -> Run:
     `latest` in `run.root` points to the newest.
 
     Raises:
-        InputError: the directory cannot be made or written.
+        InputError: the directory cannot be made or written, or holds something else than a run.
     """
     root = Path(job.run.root)
     directory = Path(job.run.dir) if job.run.dir else _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}")
     run = Run(directory.absolute())
     try:
+        strangers = [] if run.exists or not run.directory.is_dir() else sorted(os.listdir(run.directory))
+        if [name for name in strangers if name != "checkpoints"]:
+            raise InputError(
+                f"{run.directory} is not empty and no run",
+                f"it holds {', '.join(strangers[:5])}{', ...' if len(strangers) > 5 else ''}",
+                "choose a new folder: --set run.dir=runs/NAME",
+            )
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         write_atomic(run.directory / ".writable", "")
         (run.directory / ".writable").unlink()
@@ -217,6 +232,15 @@ def find_run(text: str, root: Path) -> Run:
             return Run(directory.resolve())
     names = ", ".join(run.name for run in list_runs(root)[-3:])
     raise InputError(f"no run {text}", f"runs in {root}: {names or 'none'}", "hotloop runs")
+
+
+def plain(value: Any) -> Any:
+    """The same data with None for every NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unused(directory: Path) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotloop.core.errors import DamagedSample, HotloopError, InputError
+from hotloop.core.errors import DamagedSample, InputError
 from hotloop.data.random import sample_generator
 
 Sample = Mapping[str, np.ndarray]
@@ -77,7 +77,7 @@ def read_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> Filled:
         except DamagedSample as damaged:
             damages.append(Damage(damaged.name, damaged.reason))
             index = int(random.integers(len(dataset)))
-    raise DamagedSample(damages[-1].name, f"{damages[-1].reason}; so were {_ATTEMPTS - 1} samples drawn instead of it")
+    raise DamagedSample(damages[0].name, f"{damages[0].reason}; so were all {_ATTEMPTS - 1} drawn in its place")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,5 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
     try:
         sample = read_sample(dataset, seed, 0, 0).sample
     except DamagedSample as damaged:
-        raise InputError(damaged.what, damaged.cause, "name readable data") from None
-    except HotloopError:
-        raise
+        raise InputError(damaged.what, damaged.cause, "name data that can be read: --set data.train=FOLDER") from None
     return {key: Field(np.shape(value), np.asarray(value).dtype) for key, value in sample.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from hotloop.core.errors import DamagedSample
 
@@ -44,8 +44,8 @@ def decode_crop(path: str, size: int, crop: Callable[[int, int], Box], max_pixel
     try:
         with open(path, "rb") as file:
             content = file.read()
-    except OSError as error:
-        raise DamagedSample(path, error.strerror or str(error)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise DamagedSample(path, getattr(error, "strerror", None) or str(error)) from None
     if not content:
         raise DamagedSample(path, "the file is empty")
     try:
@@ -53,6 +53,8 @@ def decode_crop(path: str, size: int, crop: Callable[[int, int], Box], max_pixel
             pixels, box = _decode_jpeg(content, size, crop, max_pixels)
         else:
             pixels, box = _decode_other(content, crop, max_pixels)
+    except UnidentifiedImageError:
+        raise DamagedSample(path, "it is no image of a known format") from None
     except Exception as error:  # on damaged data decoders raise whatever their parsers trip over
         raise DamagedSample(path, str(error).strip() or type(error).__name__) from None
     return _resize(pixels, box, size)

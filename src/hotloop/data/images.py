@@ -7,11 +7,13 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from hotloop.core.errors import InputError
+from hotloop.core.units import count
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import Box, decode_crop
 
@@ -28,13 +30,14 @@ class ImageList:
     origin: str
 
 
-def find_images(location: str, classes: Sequence[str] | None = None) -> ImageList:
+def find_images(location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
     """The images of a folder of class folders, or of a .csv or .jsonl list with `path` and `label`.
 
     Paths in a list are relative to the list. The order is by name, so that it is the same on every file system.
 
     Args:
         classes: the classes that are allowed, in order; without it, those that are found, by name.
+        key: what the job calls it, for errors.
 
     Raises:
         InputError: there is no such folder, a class is empty or unknown, or there are fewer than two classes.
@@ -45,18 +48,10 @@ def find_images(location: str, classes: Sequence[str] | None = None) -> ImageLis
     elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
         pairs = list(_csv(root) if root.suffix.lower() == ".csv" else _jsonl(root))
     else:
-        raise InputError(
-            f"no data at {location}",
-            "there is no such folder, and no .csv or .jsonl file of that name",
-            f"--set data.train=FOLDER, a folder of class folders; the current one is {Path.cwd()}",
-        )
+        raise _absent(root, key)
     found = sorted({label for _, label in pairs})
-    if classes is None and len(found) < 2:
-        raise InputError(
-            f"{location} has {len(found)} class{'' if len(found) == 1 else 'es'}; at least 2 are needed",
-            f"classes are the folders in it: {', '.join(found) or 'there are none with images'}",
-            "give each class a folder of its own, or name a list with a label column",
-        )
+    if not pairs or (classes is None and len(found) < 2):
+        raise _too_few(root, found)
     names = tuple(found if classes is None else classes)
     numbers = {name: number for number, name in enumerate(names)}
     for path, label in pairs:
@@ -67,6 +62,33 @@ def find_images(location: str, classes: Sequence[str] | None = None) -> ImageLis
                 "remove it, or add the class to the training data",
             )
     return ImageList(tuple(path for path, _ in pairs), tuple(numbers[label] for _, label in pairs), names, location)
+
+
+def _absent(root: Path, key: str) -> InputError:
+    beside = [entry.name for entry in root.parent.iterdir()] if root.parent.is_dir() else []
+    near = get_close_matches(root.name, beside, n=1)
+    return InputError(
+        f"no data at {root}",
+        f"there is no such folder and no such .csv or .jsonl list{f'; {near[0]} is there' if near else ''}",
+        f"--set {key}={root.parent / near[0] if near else 'FOLDER'}  (paths are relative to {Path.cwd()})",
+    )
+
+
+def _too_few(root: Path, found: Sequence[str]) -> InputError:
+    if root.is_file():
+        cause = f"its labels are {', '.join(found)}" if found else "it lists no file"
+        fix = "add lines of path and label"
+    elif any(Path(name).suffix.lower() in SUFFIXES for name in os.listdir(root)):
+        cause = "images lie in it directly; classes are the folders in it"
+        fix = f"move them into class folders: {root}/CLASS/IMAGE"
+    else:
+        cause = f"classes are the folders in it: {', '.join(found) or 'there are none'}"
+        fix = "give each class a folder of its own, or name a list with a label column"
+    return InputError(f"{root} has {count(len(found), 'class', 'classes')}; at least 2 are needed", cause, fix)
+
+
+def _unreadable(file: Path, error: UnicodeDecodeError) -> InputError:
+    return InputError(f"cannot read {file}", str(error), f"write it as UTF-8: iconv -f LATIN1 -t UTF-8 {file}")
 
 
 def _folder(root: Path) -> Iterable[tuple[str, str]]:
@@ -87,8 +109,12 @@ def _folder(root: Path) -> Iterable[tuple[str, str]]:
 
 
 def _csv(file: Path) -> Iterable[tuple[str, str]]:
-    with file.open(newline="") as lines:
-        reader = csv.DictReader(lines)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, error) from None
+    if lines:
+        reader = csv.DictReader(lines, strict=True)
         if not {"path", "label"} <= set(reader.fieldnames or ()):
             raise InputError(
                 f"{file} has the columns {', '.join(reader.fieldnames or ['none'])}",
@@ -96,16 +122,22 @@ def _csv(file: Path) -> Iterable[tuple[str, str]]:
                 "make its first line: path,label",
             )
         for row in reader:
+            if not row["path"] or not row["label"]:
+                raise InputError(
+                    f"{file}, line {reader.line_num}: {','.join(value or '' for value in row.values())}",
+                    "path or label is empty",
+                    "cat/1.jpg,cat",
+                )
             yield str(file.parent / row["path"]), row["label"]
 
 
 def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
-    with file.open() as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 yield str(file.parent / row["path"]), str(row["label"])
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise InputError(
                     f"{file}, line {number}: {line.strip()[:80]}",
                     f"a line of it is an object with path and label ({type(error).__name__}: {error})",

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 
 from hotloop.core.errors import DamagedSample, HotloopError, WorkerError
 from hotloop.data.dataset import Damage
@@ -60,7 +61,11 @@ class WorkerPool:
         self._deaths: dict[int, int] = {}
         self._inline: deque[Chunk] = deque()
         self._numbers = 0
+        # Not among the process's arguments: `Process.start` hangs if a child dies before it has read 64 KiB of them.
+        self._data = ForkingPickler.dumps([(feed.dataset, feed.seed) for feed in feeds])
         self._workers = [self._start() for _ in range(workers)]
+        for worker in self._workers:
+            self._send_data(worker)
 
     def submit(self, feed: int, slot: int, epoch: int, indices: Sequence[int]) -> Ticket:
         """Have a batch filled; `wait` for its ticket before the slot is read."""
@@ -103,10 +108,16 @@ class WorkerPool:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(theirs, self._feeds), daemon=True, name="hotloop-data")
+        process = self._context.Process(
+            target=work, args=(theirs, tuple(feed.ring for feed in self._feeds)), daemon=True, name="hotloop-data"
+        )
         process.start()
         theirs.close()
         return _Worker(process, ours)
+
+    def _send_data(self, worker: _Worker) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            worker.connection.send_bytes(self._data)
 
     def _send(self, worker: _Worker, chunk: Chunk) -> None:
         worker.chunks[chunk.number] = chunk
@@ -130,8 +141,9 @@ class WorkerPool:
         if filling.fatal:
             error = DamagedSample(filling.fatal.name, filling.fatal.reason)
         elif filling.failure:
-            fix = "mend the data set; --set data.workers=0 reads it in the training process"
-            error = WorkerError("the data set failed", filling.failure.strip(), fix)
+            fix = "mend the data set; with HOTLOOP_DEBUG=1 the traceback is shown"
+            error = WorkerError("the data set failed to give a sample", filling.failure, fix)
+            error.add_note(filling.traceback)
         self._finish(chunk, error)
 
     def _finish(self, chunk: Chunk, error: HotloopError | None) -> None:
@@ -146,6 +158,7 @@ class WorkerPool:
         exit_code = dead.process.exitcode
         self._workers.remove(dead)
         fresh = self._start()
+        self._send_data(fresh)
         self._workers.append(fresh)
         # A worker takes its chunks in order: only the first can have killed it.
         for position, chunk in enumerate(dead.chunks.values()):

@@ -2,6 +2,7 @@
 
 import signal
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -40,7 +41,8 @@ class Filling:
     Attributes:
         indices: the samples that are really there, replacements included.
         damages: damaged samples met, each with the place it should have had.
-        failure: an error of the data set's own with its traceback, empty if there was none.
+        failure: an error of the data set's own, in a line; empty if there was none.
+        traceback: where it was raised.
         fatal: a sample that could be neither read nor replaced.
     """
 
@@ -48,6 +50,7 @@ class Filling:
     indices: tuple[int, ...]
     damages: tuple[tuple[int, Damage], ...]
     failure: str = ""
+    traceback: str = ""
     fatal: Damage | None = None
 
 
@@ -71,19 +74,21 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
             damages += [(place, damage) for damage in filled.damages]
     except DamagedSample as damaged:
         return Filling(chunk.number, (), tuple(damages), fatal=Damage(damaged.name, damaged.reason))
-    except Exception:
-        return Filling(chunk.number, (), tuple(damages), failure=traceback.format_exc())
+    except Exception as error:  # whatever the data set raises is told in the training process
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        failure = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+        return Filling(chunk.number, (), tuple(damages), " ".join(failure.split()), traceback.format_exc())
     return Filling(chunk.number, tuple(indices), tuple(damages))
 
 
-def work(connection: Connection, feeds: tuple[Feed, ...]) -> None:
-    """Fill chunks until the training process closes the connection or is gone."""
+def work(connection: Connection, rings: tuple[Ring, ...]) -> None:
+    """Receive the data sets and seeds, then fill chunks until the training process closes the connection or is gone."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole group; the training process decides when the workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        data: list[tuple[Dataset, int]] = connection.recv()
+        feeds = [Feed(dataset, ring, seed) for (dataset, seed), ring in zip(data, rings, strict=True)]
+        while True:
             chunk: Chunk = connection.recv()
             connection.send(fill(feeds[chunk.feed], chunk))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return

@@ -44,7 +44,7 @@ class ImageClassification(Task):
             return ImageFiles(self.train_images, settings.image_size, crop, settings.max_pixels)
         if self.job.data.val is None:
             return None
-        images = find_images(self.job.data.val, self.train_images.classes)
+        images = find_images(self.job.data.val, self.train_images.classes, "data.val")
         return ImageFiles(images, settings.image_size, CenterCrop(settings.center_crop), settings.max_pixels)
 
     def model(self) -> nn.Module:

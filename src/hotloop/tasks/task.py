@@ -1,5 +1,6 @@
 """The few methods that say what is trained. The loop knows nothing else about it."""
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import CustomTask, Job
 from hotloop.core.objects import load_object
 from hotloop.data.dataset import Dataset
@@ -100,4 +101,14 @@ def load_task(job: Job) -> Task:
             "it is not a subclass of hotloop.Task",
             "class MyTask(hotloop.Task)",
         )
-    return kind(job, **job.task.arguments)
+    try:
+        return kind(job, **job.task.arguments)
+    except HotloopError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f'task.name = "{job.task.name}" cannot be made with task.arguments = {job.task.arguments}',
+            f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",
+            f"mend {job.task.name.split(':')[0]}, or its arguments: --set task.arguments={{}}",
+        ) from error

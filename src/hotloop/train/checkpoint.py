@@ -142,11 +142,12 @@ def named_checkpoint(path: Path) -> Loaded:
     """
     if (path / "manifest.json").is_file():
         return load_checkpoint(path)
-    loaded = Checkpointer(path / "checkpoints").latest()
+    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    loaded = Checkpointer(folder).latest()
     if loaded is None:
         raise InputError(
             f"no checkpoint at {path}",
-            "it is neither a checkpoint (a folder with manifest.json) nor a run with one",
+            "it is neither auto, nor never, nor a checkpoint (a folder with manifest.json), nor a run with one",
             "--resume runs/NAME, or --resume auto",
         )
     return loaded

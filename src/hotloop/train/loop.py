@@ -210,6 +210,7 @@ class Loop:
     def _state(self) -> State:
         return {
             "identity": self._parts.identity,
+            "job": self._job.model_dump(mode="json"),
             "step": self._parts.step.state_dict(),
             "random": random_state(),
             "progress": self.progress.to_state(),

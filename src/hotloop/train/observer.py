@@ -18,6 +18,7 @@ class Started:
         samples: of the training data.
         parameters: trainable ones of the model.
         resumed_from: the checkpoint, if it continues.
+        changed: settings that differ from the checkpoint's, a line each.
     """
 
     run: Run
@@ -26,6 +27,7 @@ class Started:
     samples: int
     parameters: int
     resumed_from: str
+    changed: list[str]
     progress: Progress
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hotloop.core.run import Run
+from hotloop.core.run import Run, plain
 from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated
 
 
@@ -51,7 +51,7 @@ class MetricsFile(Observer):
             self._run.rewind_metrics(event.progress.step)
         elif record := _record(event):
             with self._run.metrics_file.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(plain(record)) + "\n")
 
 
 class TensorBoard(Observer):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from hotloop.core.errors import InputError
+from hotloop.core.compare import flat
+from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.run import Run
 from hotloop.data.dataset import Dataset
@@ -25,6 +26,7 @@ def identity(job: Job, model: nn.Module, train: Dataset) -> Identity:
         "data.batch_size": job.data.batch_size,
         "data.drop_last": job.data.drop_last,
         "train.accumulate": job.train.accumulate,
+        "optimizer.name": job.optimizer.name,
         "task": job.task.model_dump(mode="json"),
     }
     return {
@@ -68,11 +70,21 @@ def set_aside(directory: Path) -> Path | None:
     Raises:
         InputError: a process trains in it.
     """
-    if not (directory / "job.toml").exists():
+    if not Run(directory).exists:
         return None
     number = 1
     while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
     with Run(directory).locked():
-        directory.rename(aside)
+        try:
+            directory.rename(aside)
+        except OSError as error:
+            raise cannot_write(aside, error, InputError) from None
     return aside
+
+
+def changed_settings(loaded: Loaded, job: Job) -> list[str]:
+    """The settings that differ from those that the checkpoint was trained with, as "key: then -> now"."""
+    then, now = (flat(settings) for settings in (loaded.state["job"], job.model_dump(mode="json")))
+    keys = [key for key in now if then.get(key) != now[key] and key.split(".")[0] not in ("run", "log", "name", "data")]
+    return [f"{key}: {json.dumps(then.get(key))} -> {json.dumps(now[key])}" for key in keys]

@@ -11,6 +11,7 @@ from torch.amp import GradScaler, autocast
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from hotloop.core.errors import HotloopError
 from hotloop.train.schedule import Schedule
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -105,13 +106,17 @@ class Step:
                 the window's samples however short the last one is.
             last: whether the window ends here and the weights change.
 
+        Raises:
+            HotloopError: the loss is no tensor, or not one value.
+
         Returns:
             The batch's mean loss times its share, a scalar on the device, not waited for.
         """
         with self.autocast():
             loss = self._loss(self.model, batch)
-        if loss.ndim:
-            raise ValueError(f"the loss has shape {tuple(loss.shape)}; it must be a scalar: take its mean")
+        if not isinstance(loss, Tensor) or loss.ndim:
+            kind = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+            raise HotloopError(f"the loss {kind}", "a step needs a tensor of one value", "return its mean: loss.mean()")
         loss = loss.float() * share
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if last:

@@ -15,6 +15,7 @@ from hotloop.core.errors import HotloopError, InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 from hotloop.core.run import Result, Run, Status, open_run
+from hotloop.core.units import count
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import Loaders, LoaderSettings
 from hotloop.pages.run import write_report
@@ -29,7 +30,7 @@ from hotloop.train.progress import Progress
 from hotloop.train.random_state import restore_random_state, seed_everything
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import apply_settings, resolve
-from hotloop.train.resume import check_identity, identity, restore, set_aside
+from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.schedule import make_schedule
 from hotloop.train.step import Step, StepSettings
 
@@ -137,13 +138,18 @@ class _Training:
         if loaded:
             check_identity(loaded, parts.identity)
         progress = restore(loaded, parts.step) if loaded else Progress()
-        parts.run.write_start(parts.job, self.machine)
+        before = parts.run.result()
+        if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
+            epochs = count(progress.epoch, "epoch")
+            parts.observer.on(Warned(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N"))
+            return before
         loop = Loop(parts, progress)
-        parts.observer.on(self._started(progress, loaded))
-        if loaded:
-            restore_random_state(loaded.state["random"])
         resumed_from = str(loaded.path) if loaded else ""
         try:
+            parts.run.write_start(parts.job, self.machine)
+            parts.observer.on(self._started(progress, loaded))
+            if loaded:
+                restore_random_state(loaded.state["random"])
             finished = loop.run()
         except Exception as error:
             failure = self._failure(error)
@@ -162,11 +168,12 @@ class _Training:
             samples=len(parts.train_loader.dataset),
             parameters=_parameters(parts.step.model),
             resumed_from=str(loaded.path) if loaded else "",
+            changed=changed_settings(loaded, parts.job) if loaded else [],
             progress=progress,
         )
 
     def _result(self, progress: Progress, status: Status, resumed_from: str, error: str = "") -> Result:
-        train = {"train_loss": progress.last_loss} if progress.step else {}
+        train = {"train_loss": progress.last_loss} if progress.whole.steps else {}
         return Result(
             status=status,
             name=self.parts.run.name,
@@ -216,6 +223,9 @@ def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
     train, val = task.data("train"), task.data("val")
     if train is None:
         raise InputError("the task has no training data", 'its data("train") gave None', "return a hotloop.Dataset")
+    for name, dataset in (("train", train), ("val", val)):
+        if dataset is not None and len(dataset) == 0:
+            raise InputError(f'the data set of "{name}" has 0 samples', "there is nothing to read", "name other data")
     if job.data.batch_size > len(train):
         raise InputError(
             f"data.batch_size = {job.data.batch_size} is more than the {len(train)} samples of {job.data.train}",

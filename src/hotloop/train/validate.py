@@ -52,7 +52,7 @@ def validate(
                 outputs = task.forward(model, ready)
                 means = {"loss": task.loss(outputs, ready), **task.metrics(outputs, ready)}
                 for name, mean in means.items():
-                    sums[name] = sums.get(name, torch.zeros((), device=mean.device)) + mean.double() * batch.size
+                    sums[name] = sums.get(name, torch.zeros(())) + torch.as_tensor(mean).double() * batch.size
                 samples += batch.size
                 if examples is not None:
                     names = [loader.dataset.name(index) for index in batch.indices]
