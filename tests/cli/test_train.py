@@ -204,3 +204,63 @@ def test_a_starter_file_is_checked_and_the_schema_is_json(hotloop: Command, tmp_
     (tmp_path / "job.toml").write_text(hotloop("job", "init", expect=0).out)
     assert "epochs = 3" in hotloop("job", "check", "job.toml", "--set", "train.epochs=3", expect=0).out
     assert json.loads(hotloop("job", "schema", expect=0).out)["title"] == "Job"
+
+
+def test_what_the_users_code_prints_does_not_reach_the_json(hotloop: Command, job: Path) -> None:
+    (job.parent / "mine.py").write_text(
+        "import tiny\nprint('importing')\ndef net(num_classes):\n    print('building')\n    return tiny.cnn(num_classes)\n"
+    )
+    done = hotloop("train", "job.toml", "--set", "model.name=mine:net", "--json", expect=0)
+    assert json.loads(done.out)["status"] == "finished"
+    assert "building" in done.err
+
+
+def test_a_metric_that_is_not_a_number_is_null_in_json(hotloop: Command, job: Path) -> None:
+    (job.parent / "mine.py").write_text(
+        "import tiny\nclass Odd(tiny.Regression):\n"
+        "    def metrics(self, outputs, batch):\n        return {'odd': float('nan')}\n"
+    )
+    (job.parent / "odd.toml").write_text(
+        'task.name = "mine:Odd"\ndata.train = "x"\nmodel.name = "x"\ndata.batch_size = 8\ntrain.epochs = 1\n'
+    )
+    done = hotloop("train", "odd.toml", "--json", expect=0)
+    assert json.loads(done.out, parse_constant=lambda name: pytest.fail(name))["metrics"]["val_odd"] is None
+    assert "val_odd nan" in hotloop("runs", expect=0).out
+
+
+def test_a_reader_that_goes_away_does_not_end_the_training(job: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hotloop", "train", "job.toml", "--json"],
+        cwd=job.parent,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    child.stderr.readline()
+    child.stderr.close()
+    assert child.stdout is not None
+    assert json.loads(child.stdout.read())["status"] == "finished"
+    child.stdout.close()
+    assert child.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_that_is_no_run_is_left_alone(hotloop: Command, job: Path, resume: str) -> None:
+    before = job.read_text()
+    done = hotloop("train", "job.toml", "--set", "run.dir=.", "--resume", resume, expect=2)
+    assert "is not empty and no run" in done.err
+    assert job.read_text() == before
+    assert sorted(path.name for path in job.parent.iterdir()) == ["images", "job.toml"]
+
+
+def test_a_damaged_result_does_not_hide_the_other_runs(hotloop: Command, job: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=runs/a", expect=0)
+    hotloop("train", "job.toml", "--set", "run.dir=runs/b", expect=0)
+    (job.parent / "runs/a/result.json").write_text("{")
+    listed = hotloop("runs", expect=0).out
+    assert "interrupted" in listed
+    assert "finished" in listed
+    (job.parent / "runs/a/job.toml").write_text("= 3")
+    assert "cannot read" in hotloop("runs", "--root", "runs", "compare", "a", "b", expect=2).err

@@ -349,3 +349,51 @@ def test_every_format_trains_together(tmp_path: Path) -> None:
             write_image(tmp_path / f"mixed/{label}/{number}{suffix}", number, (40 + number, 30))
     _, result = run(small(tmp_path / "mixed", tmp_path / "run"))
     assert (result.status, result.corrupt_files) == ("finished", [])
+
+
+def test_a_continued_run_says_what_changed(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images()
+    run(small(folder, tmp_path / "run", log__every=1), stop_at(2))
+    told = Told()
+    run(small(folder, tmp_path / "run", log__every=1, optimizer__learning_rate=0.01, train__epochs=3), told)
+    assert told.of(Started)[0].changed == ["train.epochs: 2 -> 3", "optimizer.learning_rate: 0.05 -> 0.01"]
+
+
+def test_a_finished_run_keeps_the_job_it_was_trained_with(make_images: Make, tmp_path: Path) -> None:
+    folder = make_images()
+    done, first = run(small(folder, tmp_path / "run"))
+    before = done.job_file.read_text()
+    told = Told()
+    _, again = run(small(folder, tmp_path / "run", optimizer__learning_rate=0.01, train__epochs=1), told)
+    assert again == first
+    assert done.job_file.read_text() == before
+    assert "has finished its 2 epochs" in told.of(Warned)[0].text
+
+
+def test_a_run_directory_that_cannot_be_written_any_more_fails_in_words(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small(make_images(), tmp_path / "run", log__every=1)
+    run(job, stop_at(2))
+
+    def full(self: Run, *_: object) -> None:
+        raise OSError(28, "No space left on device", str(self.job_file))
+
+    monkeypatch.setattr(Run, "write_start", full)
+    with pytest.raises(HotloopError) as caught:
+        run(job)
+    assert "cannot write" in caught.value.what
+    assert "free some space" in caught.value.fix
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("kind", ["import", "arguments", "abstract"])
+def test_a_task_that_cannot_be_made_is_bad_input(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty.py").write_text("import hotloop\nclass Half(hotloop.Task):\n    pass\n")
+    (tmp_path / "syntax.py").write_text("def x(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = {"import": "syntax:X", "arguments": "tiny:Regression", "abstract": "faulty:Half"}[kind]
+    with pytest.raises(InputError) as caught:
+        run(custom(tmp_path, task, **({"job": 3} if kind == "arguments" else {})))
+    expected = {"import": "SyntaxError", "arguments": "multiple values", "abstract": "abstract"}[kind]
+    assert expected in caught.value.cause

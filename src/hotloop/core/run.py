@@ -38,7 +38,7 @@ class Result:
 
     Attributes:
         status: finished; preempted (saved, start me again); or failed.
-        metrics: the last validation's means ("val_accuracy", "val_loss") and the last "train_loss".
+        metrics: the last validation's means ("val_accuracy", "val_loss"), and "train_loss" of the same epoch.
         steps: optimizer steps over the whole run, resumed parts included.
         samples_per_second: training samples over training time; validation and saving are not counted.
         data_wait_share: share of the training time spent waiting for data, 0 to 1.

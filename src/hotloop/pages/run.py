@@ -43,10 +43,11 @@ def _charts(steps: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> list[t
     from hotloop.pages.charts import Chart, Series
 
     def by_step(label: str, key: str) -> Series:
-        return Series(label, [record["step"] for record in steps], [record[key] for record in steps])
+        known = [record for record in steps if record[key] is not None]
+        return Series(label, [record["step"] for record in known], [record[key] for record in known])
 
     def by_epoch(label: str, key: str, x: str = "epoch") -> Series:
-        known = [record for record in epochs if key in record]
+        known = [record for record in epochs if record.get(key) is not None]
         offset = 1 if x == "epoch" else 0
         return Series(label, [record[x] + offset for record in known], [record[key] for record in known])
 

@@ -147,14 +147,12 @@ class Loop:
         """Bring the losses that have arrived to the host and tell the observer."""
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)
         self.progress = self.progress.measured(Span(loss_sum=sum(arrived), steps=len(arrived)))
-        if arrived:
-            self.progress = replace(self.progress, last_loss=sum(arrived) / len(arrived))
         if not arrived or not self._since_log.samples:
             return
         self._parts.observer.on(
             Logged(
                 progress=self.progress,
-                loss=self.progress.last_loss,
+                loss=sum(arrived) / len(arrived),
                 learning_rate=self._parts.step.learning_rate,
                 samples_per_second=self._since_log.samples_per_second,
                 data_wait_share=self._since_log.data_wait_share,
@@ -168,7 +166,7 @@ class Loop:
         """Validate, report, go on to the next epoch."""
         started = time.perf_counter()
         metrics = self._validate() if self._parts.val_loader else {}
-        self.progress = replace(self.progress, metrics=metrics)
+        self.progress = replace(self.progress, metrics={**metrics, "train_loss": self.progress.current.mean_loss})
         self._note_damages()
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())

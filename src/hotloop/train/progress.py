@@ -50,8 +50,7 @@ class Progress:
         step: steps that are done.
         whole: measures since the start of the run.
         current: measures since the start of the epoch.
-        last_loss: mean over the steps of the last log line.
-        metrics: of the last validation.
+        metrics: of the last validation, and "train_loss", the mean over the steps of that epoch.
         damages: damaged samples met, by name; their reason.
     """
 
@@ -60,7 +59,6 @@ class Progress:
     step: int = 0
     whole: Span = Span()
     current: Span = Span()
-    last_loss: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     damages: dict[str, str] = field(default_factory=dict)
 

@@ -173,11 +173,10 @@ class _Training:
         )
 
     def _result(self, progress: Progress, status: Status, resumed_from: str, error: str = "") -> Result:
-        train = {"train_loss": progress.last_loss} if progress.whole.steps else {}
         return Result(
             status=status,
             name=self.parts.run.name,
-            metrics={**progress.metrics, **train},
+            metrics=progress.metrics,
             epochs=progress.epoch,
             steps=progress.step,
             samples_per_second=progress.whole.samples_per_second,
