@@ -208,7 +208,7 @@ def test_a_starter_file_is_checked_and_the_schema_is_json(hotloop: Command, tmp_
 
 def test_what_the_users_code_prints_does_not_reach_the_json(hotloop: Command, job: Path) -> None:
     (job.parent / "mine.py").write_text(
-        "import tiny\nprint('importing')\ndef net(num_classes):\n    print('building')\n    return tiny.cnn(num_classes)\n"
+        "import tiny\ndef net(num_classes):\n    print('building')\n    return tiny.cnn(num_classes)\n"
     )
     done = hotloop("train", "job.toml", "--set", "model.name=mine:net", "--json", expect=0)
     assert json.loads(done.out)["status"] == "finished"

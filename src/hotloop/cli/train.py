@@ -74,7 +74,8 @@ def standard_output_to_error() -> Iterator[None]:
 
 
 def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
-    directory = os.path.relpath(run.directory)
+    here = Path.cwd()
+    directory = run.directory.relative_to(here) if run.directory.is_relative_to(here) else run.directory
     figures = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     lines = [
         f"{result.status} after {result.steps:,} steps, {format_seconds(result.train_seconds)} of training",
