@@ -125,7 +125,9 @@ def test_a_fault_of_the_data_set_arrives_with_its_traceback(workers: int) -> Non
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sample_of_another_shape_is_named(workers: int) -> None:
-    with pytest.raises(WorkerError, match=r"sample 30: array has shape \(3,\), the first sample's is \(4,\)"):
+    with pytest.raises(
+        WorkerError, match=r"sample 30: array has shape \(3,\) of int32, the first sample's is \(4,\) of int32"
+    ):
         run(Numbers(40, ragged=30), workers)
 
 
@@ -164,6 +166,46 @@ def test_loaders_share_workers_without_mixing() -> None:
             if batch.number == 1:
                 assert [int(n) for other in b.batches() for n in other.arrays["number"]] == list(range(50))
         assert sorted(order) == list(range(30))
+
+
+def test_a_second_iteration_waits_for_the_first_to_be_closed() -> None:
+    with Loaders([(Numbers(80), LoaderSettings(8))], 1) as (loader,):
+        first = loader.batches()
+        next(first)
+        with pytest.raises(RuntimeError, match="iterated over already"):
+            next(loader.batches())
+        first.close()
+        assert len(list(loader.batches())) == 10
+
+
+@pytest.mark.parametrize("damaged", [(), tuple(range(1, 12_000, 2))], ids=["whole", "half damaged"])
+def test_huge_batches_do_not_lock_up(damaged: tuple[int, ...]) -> None:
+    """Requests and answers of hundreds of kilobytes: more than a pipe holds."""
+    with Loaders([(Numbers(12_000, damaged=damaged), LoaderSettings(6_000))], 1) as (loader,):
+        assert [batch.size for batch in loader.batches(epochs=3)] == [6_000] * 6
+        assert len(loader.damages) == len(damaged)
+
+
+class Texts(Numbers):
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"text": np.array("a" * index)}
+
+
+class Open(Numbers):
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.file = Path(__file__).open()  # noqa: SIM115
+
+
+def test_samples_of_texts_are_refused() -> None:
+    with pytest.raises(InputError, match="text of sample 0 is of type <U"):
+        run(Texts(20), workers=0)
+
+
+def test_a_data_set_that_cannot_travel_is_refused() -> None:
+    dataset = Open(20)
+    with dataset.file, pytest.raises(InputError, match="cannot travel"):
+        run(dataset, workers=1)
 
 
 def test_an_empty_data_set_is_refused() -> None:

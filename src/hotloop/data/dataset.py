@@ -92,7 +92,7 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
     """Shapes and dtypes of the data set's samples, from the first that can be read.
 
     Raises:
-        InputError: the data set is empty or none of its samples can be read.
+        InputError: the data set is empty, none of its samples can be read, or they hold texts or objects.
     """
     if len(dataset) == 0:
         raise InputError("the data set has 0 samples", "there is nothing to train on", "name other data")
@@ -100,4 +100,12 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
         sample = read_sample(dataset, seed, 0, 0).sample
     except DamagedSample as damaged:
         raise InputError(damaged.what, damaged.cause, "name data that can be read: --set data.train=FOLDER") from None
-    return {key: Field(np.shape(value), np.asarray(value).dtype) for key, value in sample.items()}
+    arrays = {key: np.asarray(value) for key, value in sample.items()}
+    for key, array in arrays.items():
+        if array.dtype.kind not in "biufc":
+            raise InputError(
+                f"{key} of {dataset.name(0)} is of type {array.dtype}",
+                "samples are arrays or numbers of one fixed type; texts and objects are not",
+                f"return a number for {key}, an index into a list of texts for example",
+            )
+    return {key: Field(array.shape, array.dtype) for key, array in arrays.items()}

@@ -89,7 +89,10 @@ class Loader:
         Raises:
             DamagedSample: a sample cannot be read and `on_damaged` is "raise", or nothing could take its place.
             WorkerError: the data set raised an error of its own, or the same samples killed a worker three times.
+            RuntimeError: an earlier iteration is still under way; close it first.
         """
+        if len(self._free) < self._ring.slots:
+            raise RuntimeError("these batches are being iterated over already: finish or close that iteration first")
         upcoming = ((e, n) for e in range(epoch, epoch + epochs) for n in range(start if e == epoch else 0, len(self)))
         filling: deque[tuple[int, int, Ticket]] = deque()
         try:

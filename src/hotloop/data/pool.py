@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 
-from hotloop.core.errors import DamagedSample, HotloopError, WorkerError
+from hotloop.core.errors import DamagedSample, HotloopError, InputError, WorkerError
 from hotloop.data.dataset import Damage
 from hotloop.data.worker import Chunk, Feed, Filling, fill, work
 
@@ -62,7 +62,7 @@ class WorkerPool:
         self._inline: deque[Chunk] = deque()
         self._numbers = 0
         # Not among the process's arguments: `Process.start` hangs if a child dies before it has read 64 KiB of them.
-        self._data = ForkingPickler.dumps([(feed.dataset, feed.seed) for feed in feeds])
+        self._data = _pickled(feeds) if workers else b""
         self._workers = [self._start() for _ in range(workers)]
         for worker in self._workers:
             self._send_data(worker)
@@ -135,7 +135,8 @@ class WorkerPool:
 
     def _receive(self, chunk: Chunk, filling: Filling) -> None:
         ticket = self._tickets[chunk.number]
-        ticket.indices[chunk.start : chunk.start + len(filling.indices)] = filling.indices
+        for place, index in filling.replaced.items():
+            ticket.indices[place] = index
         ticket.damages += filling.damages
         error: HotloopError | None = None
         if filling.fatal:
@@ -176,3 +177,14 @@ class WorkerPool:
             f"its exit code was {exit_code} (-9: killed, most often for memory)",
             "--set data.workers=1, or look at those files",
         )
+
+
+def _pickled(feeds: Sequence[Feed]) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps([(feed.dataset, feed.seed) for feed in feeds]))
+    except Exception as error:  # pickling runs the data set's own code
+        raise InputError(
+            "the data set cannot travel to worker processes",
+            f"{type(error).__name__}: {error}",
+            "open files in sample(), not before; or --set data.workers=0",
+        ) from error

@@ -5,6 +5,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 
@@ -39,7 +41,7 @@ class Filling:
     """What became of a chunk.
 
     Attributes:
-        indices: the samples that are really there, replacements included.
+        replaced: places whose sample is another than was asked for, and which.
         damages: damaged samples met, each with the place it should have had.
         failure: an error of the data set's own, in a line; empty if there was none.
         traceback: where it was raised.
@@ -47,7 +49,7 @@ class Filling:
     """
 
     number: int
-    indices: tuple[int, ...]
+    replaced: dict[int, int]
     damages: tuple[tuple[int, Damage], ...]
     failure: str = ""
     traceback: str = ""
@@ -57,28 +59,32 @@ class Filling:
 def fill(feed: Feed, chunk: Chunk) -> Filling:
     """Read a chunk's samples and write them into the ring. The same chunk always gives the same bytes."""
     views = feed.ring.slot(chunk.slot)
-    indices: list[int] = []
+    replaced: dict[int, int] = {}
     damages: list[tuple[int, Damage]] = []
     try:
         for place, index in enumerate(chunk.indices, chunk.start):
             filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index)
             for name, view in views.items():
                 value = np.asarray(filled.sample[name])
-                if value.shape != view.shape[1:]:  # numpy would broadcast it silently
+                if (value.shape, value.dtype) != (
+                    view.shape[1:],
+                    view.dtype,
+                ):  # numpy would broadcast or cast it silently
                     raise ValueError(
-                        f"{feed.dataset.name(index)}: {name} has shape {value.shape}, the first sample's is "
-                        f"{view.shape[1:]}"
+                        f"{feed.dataset.name(index)}: {name} has shape {value.shape} of {value.dtype}, the first sample's "
+                        f"is {view.shape[1:]} of {view.dtype}"
                     )
                 view[place] = value
-            indices.append(filled.index)
+            if filled.index != index:
+                replaced[place] = filled.index
             damages += [(place, damage) for damage in filled.damages]
     except DamagedSample as damaged:
-        return Filling(chunk.number, (), tuple(damages), fatal=Damage(damaged.name, damaged.reason))
+        return Filling(chunk.number, replaced, tuple(damages), fatal=Damage(damaged.name, damaged.reason))
     except Exception as error:  # whatever the data set raises is told in the training process
         frame = traceback.extract_tb(error.__traceback__)[-1]
         failure = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
-        return Filling(chunk.number, (), tuple(damages), " ".join(failure.split()), traceback.format_exc())
-    return Filling(chunk.number, tuple(indices), tuple(damages))
+        return Filling(chunk.number, replaced, tuple(damages), " ".join(failure.split()), traceback.format_exc())
+    return Filling(chunk.number, replaced, tuple(damages))
 
 
 def work(connection: Connection, rings: tuple[Ring, ...]) -> None:
@@ -86,9 +92,18 @@ def work(connection: Connection, rings: tuple[Ring, ...]) -> None:
     # Ctrl-C and a scheduler's SIGTERM reach the whole group; the training process decides when the workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with suppress(EOFError, OSError):
         data: list[tuple[Dataset, int]] = connection.recv()
         feeds = [Feed(dataset, ring, seed) for (dataset, seed), ring in zip(data, rings, strict=True)]
-        while True:
-            chunk: Chunk = connection.recv()
+        chunks: SimpleQueue[Chunk | None] = SimpleQueue()
+        # A thread takes chunks in at once: else both sides could wait for the other to read, their pipes full.
+        Thread(target=_take_in, args=(connection, chunks), daemon=True).start()
+        while chunk := chunks.get():
             connection.send(fill(feeds[chunk.feed], chunk))
+
+
+def _take_in(connection: Connection, chunks: "SimpleQueue[Chunk | None]") -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            chunks.put(connection.recv())
+    chunks.put(None)
