@@ -190,6 +190,19 @@ def test_a_named_checkpoint_is_continued_elsewhere(make_images: Make, tmp_path: 
     assert result.weights_sha256 == through.weights_sha256
 
 
+def test_going_back_in_a_run_leaves_its_later_checkpoints_behind(make_images: Make, tmp_path: Path) -> None:
+    job = small(make_images(), tmp_path / "run", checkpoint__every="2 steps", checkpoint__keep=9, log__every=1)
+    done, through = run(job)
+    back = str(done.checkpoints / "epoch-0000-step-00000002")
+    _, stopped = run(job, stop_at(3), resume=back)
+    assert stopped.steps == 3
+    told = Told()
+    _, again = run(job, told)
+    assert told.of(Started)[0].progress.step == 3
+    assert again.weights_sha256 == through.weights_sha256
+    assert any(path.name.startswith("abandoned-") for path in done.checkpoints.iterdir())
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -323,7 +336,7 @@ def test_a_task_of_ones_own_is_a_few_methods(tmp_path: Path) -> None:
     ("task", "arguments", "error", "text"),
     [
         ("tiny:Regression", {"broken": 30}, HotloopError, "this sample is broken"),
-        ("tiny:Regression", {"ragged": 30}, HotloopError, "sample 30: inputs has shape"),
+        ("tiny:Regression", {"ragged": 30}, HotloopError, "inputs of sample 30 has shape"),
         ("tiny:VectorLoss", {}, HotloopError, r"the loss has shape \(8, 1\)"),
     ],
 )

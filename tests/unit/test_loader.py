@@ -126,7 +126,7 @@ def test_a_fault_of_the_data_set_arrives_with_its_traceback(workers: int) -> Non
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sample_of_another_shape_is_named(workers: int) -> None:
     with pytest.raises(
-        WorkerError, match=r"sample 30: array has shape \(3,\) of int32, the first sample's is \(4,\) of int32"
+        WorkerError, match=r"array of sample 30 has shape \(3,\) of int32, the first sample's is \(4,\) of int32"
     ):
         run(Numbers(40, ragged=30), workers)
 

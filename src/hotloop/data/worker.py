@@ -65,16 +65,7 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
         for place, index in enumerate(chunk.indices, chunk.start):
             filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index)
             for name, view in views.items():
-                value = np.asarray(filled.sample[name])
-                if (value.shape, value.dtype) != (
-                    view.shape[1:],
-                    view.dtype,
-                ):  # numpy would broadcast or cast it silently
-                    raise ValueError(
-                        f"{feed.dataset.name(index)}: {name} has shape {value.shape} of {value.dtype}, the first sample's "
-                        f"is {view.shape[1:]} of {view.dtype}"
-                    )
-                view[place] = value
+                view[place] = _checked(np.asarray(filled.sample[name]), view, f"{name} of {feed.dataset.name(index)}")
             if filled.index != index:
                 replaced[place] = filled.index
             damages += [(place, damage) for damage in filled.damages]
@@ -85,6 +76,15 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
         failure = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
         return Filling(chunk.number, replaced, tuple(damages), " ".join(failure.split()), traceback.format_exc())
     return Filling(chunk.number, replaced, tuple(damages))
+
+
+def _checked(value: np.ndarray, view: np.ndarray, what: str) -> np.ndarray:
+    """The value, if it fits into a batch as it is; numpy would broadcast or cast it silently."""
+    if (value.shape, value.dtype) != (view.shape[1:], view.dtype):
+        raise ValueError(
+            f"{what} has shape {value.shape} of {value.dtype}, the first sample's is {view.shape[1:]} of {view.dtype}"
+        )
+    return value
 
 
 def work(connection: Connection, rings: tuple[Ring, ...]) -> None:

@@ -93,7 +93,7 @@ class Checkpointer:
                 return load_checkpoint(path)
             except CheckpointError as error:
                 self._warn(f"{error.what}: {error.cause}; trying the one before")
-                _set_aside(path)
+                _rename(path, "damaged")
         if found:
             raise CheckpointError(
                 f"none of the {len(found)} checkpoints in {self._directory} can be read",
@@ -102,12 +102,18 @@ class Checkpointer:
             )
         return None
 
+    def abandon_after(self, name: str) -> None:
+        """Rename checkpoints newer than the one of that name to `abandoned-...`: the run goes on from before them."""
+        for path in self._found():
+            if path.name > name:
+                _rename(path, "abandoned")
+
     def _found(self) -> list[Path]:
         return sorted(self._directory.glob("epoch-*"), reverse=True)
 
 
-def _set_aside(path: Path) -> None:
-    aside = path.with_name(f"damaged-{path.name}")
+def _rename(path: Path, why: str) -> None:
+    aside = path.with_name(f"{why}-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
 

@@ -69,7 +69,6 @@ class Loop:
         self._saves = SaveSchedule(job.checkpoint.every, job.checkpoint.interruption.amount)
         self._losses = Losses(self._device, job.log.every, parts.train_loader.dataset)
         self._batches = parts.train_loader.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
-        self._window: list[tuple[Batch, Tensor]] = []
         self._since_log = Span()
         self._saved: Progress | None = None
         self._clock = 0.0

@@ -137,6 +137,8 @@ class _Training:
         loaded = named or checkpointer.latest()
         if loaded:
             check_identity(loaded, parts.identity)
+        if named:
+            checkpointer.abandon_after(named.path.name)
         progress = restore(loaded, parts.step) if loaded else Progress()
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
@@ -249,7 +251,8 @@ def _make_step(job: Job, task: Task, samples: int) -> Step:
             "batch normalisation cannot normalise over one",
             "--set data.drop_last=true",
         )
-    layout = torch.channels_last if job.speed.channels_last else torch.contiguous_format
+    volumes = any(parameter.ndim == 5 for parameter in model.parameters())  # channels_last is for four dimensions
+    layout = torch.channels_last if job.speed.channels_last and not volumes else torch.contiguous_format
     model = model.to(device=job.device, memory_format=layout)  # type: ignore[call-overload]
     optimizer = task.optimizer(model) or make_optimizer(job.optimizer, model)
     if job.speed.compile:
