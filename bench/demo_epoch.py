@@ -2,7 +2,7 @@
 
 Same files, model, augmentation, optimizer and batch size. The plain loop has what one writes: ImageFolder,
 torchvision transforms, a DataLoader (0, 1 and 2 workers, persistent; the best counts), the loss printed now and then.
-hotloop's time is wall time from epoch to epoch through `train_job`, logging, TensorBoard and checkpoints included.
+hotloop is the command `hotloop train`, wall time from epoch to epoch: logging, TensorBoard and checkpoints included.
 Each is a process of its own, and they take turns, so that a drift of the machine meets all.
 """
 
@@ -26,27 +26,19 @@ JOB = IMAGES.parent / "job.toml"
 
 
 def hotloop_epochs(epochs: int) -> list[float]:
-    """Seconds of each epoch after the first."""
+    """Seconds of each epoch after the first, of the command that a user types."""
     from hotloop.core.job import load_job
-    from hotloop.core.machine import read_machine
-    from hotloop.train.observer import Event, Observer, Validated
-    from hotloop.train.training import train_job
 
-    class Clock(Observer):
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
-        def on(self, event: Event) -> None:
-            if isinstance(event, Validated):
-                self.ends.append(time.perf_counter())
-
-    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"train.epochs": epochs + 1, "run.dir": f"{folder}/run", "data.train": IMAGES / "train"}
         job = load_job(JOB, [f"{key}={value}" for key, value in settings.items()])
         job = job.model_copy(update={"data": job.data.model_copy(update={"val": None})})
-        train_job(job, read_machine(), clock)
-    return [after - before for before, after in pairwise(clock.ends)]
+        Path(folder, "job.toml").write_text(job.to_toml())
+        command = [sys.executable, "-m", "hotloop", "train", f"{folder}/job.toml"]
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+        records = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
+    ends = [record["time"] for record in records if record["event"] == "epoch"]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def plain_epochs(epochs: int, workers: int) -> list[float]:

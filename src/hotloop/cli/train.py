@@ -41,6 +41,9 @@ def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as
     job = load_job(file, overrides)
     if importlib.util.find_spec("torch") is None:
         raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
+    # Before torch is imported, as OpenMP reads it once: by default its threads spin at the end of each loop until the
+    # last is done, which takes the processor from whatever else runs (bench/contention.py).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # "module:name" in a job means the user's own files; last, so that one named like a library does not stand for it.
     sys.path.append(os.getcwd())
     from hotloop.cli.progress import terminal_observer

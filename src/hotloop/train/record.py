@@ -1,6 +1,8 @@
 """Observers that write the run down: `metrics.jsonl` and TensorBoard events."""
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 from hotloop.core.run import Run, plain
@@ -41,17 +43,18 @@ def _record(event: Event) -> dict[str, Any] | None:
 
 
 class MetricsFile(Observer):
-    """One line of JSON an event; continues where the run resumes."""
+    """One line of JSON an event, "time" in seconds since 1970; continues where the run resumes."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, clock: Callable[[], float] = time.time) -> None:
         self._run = run
+        self._clock = clock
 
     def on(self, event: Event) -> None:
         if isinstance(event, Started):
             self._run.rewind_metrics(event.progress.step)
         elif record := _record(event):
             with self._run.metrics_file.open("a") as file:
-                file.write(json.dumps(plain(record)) + "\n")
+                file.write(json.dumps(plain({"time": self._clock(), **record})) + "\n")
 
 
 class TensorBoard(Observer):
