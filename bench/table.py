@@ -35,6 +35,13 @@ def kills(result: dict[str, Any]) -> tuple[str, str]:
     return "runs killed with SIGKILL at a random moment and started again: weights bit for bit", text
 
 
+def contention(result: dict[str, Any]) -> tuple[str, str]:
+    speeds = result["samples_per_second"]
+    text = "{median:.0f} samples/s ({low:.0f} to {high:.0f}) each".format(**speeds["brief"])
+    text += " against {median:.0f} ({low:.0f} to {high:.0f})".format(**speeds["default"])
+    return "two CPU trainings on one machine, against OpenMP's default", f"{text}: **{result['ratio']:.1f} ×**"
+
+
 def demo_gpu(result: dict[str, Any]) -> tuple[str, str]:
     accuracy = result["val_accuracy"]
     return (
@@ -43,7 +50,13 @@ def demo_gpu(result: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-ROWS = {"demo_epoch": demo_epoch, "kills": kills, "help_time": help_time, "demo_gpu": demo_gpu}
+ROWS = {
+    "demo_epoch": demo_epoch,
+    "contention": contention,
+    "kills": kills,
+    "help_time": help_time,
+    "demo_gpu": demo_gpu,
+}
 
 
 def where(machine: dict[str, Any]) -> str:
