@@ -74,6 +74,14 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, kind
     assert str(paths[2]) in warnings[0]
 
 
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    filled(tmp_path, [1])
+    (tmp_path / ".epoch-0000-step-00000002.tmp").mkdir()
+    (tmp_path / ".epoch-0000-step-00000002.tmp/state.pt").write_bytes(b"half")
+    assert Checkpointer(tmp_path).latest() is not None
+    assert os.listdir(tmp_path) == ["epoch-0000-step-00000001"]
+
+
 def test_damaged_ones_do_not_push_the_last_good_one_out(tmp_path: Path) -> None:
     paths = filled(tmp_path, [1, 2, 3], keep=9)
     damage(paths[1], "cut")

@@ -87,6 +87,8 @@ class Checkpointer:
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
         """
+        for unfinished in self._directory.glob(".epoch-*.tmp"):  # a process was killed while it wrote
+            shutil.rmtree(unfinished)
         found = self._found()
         for path in found:
             try:
