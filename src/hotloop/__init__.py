@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hotloop.core.machine import read_machine as read_machine
     from hotloop.core.run import Result as Result
     from hotloop.core.run import Run as Run
+    from hotloop.data.arrays import ArrayDataset as ArrayDataset
     from hotloop.data.dataset import Dataset as Dataset
     from hotloop.data.loader import Batch as Batch
     from hotloop.data.loader import Loaders as Loaders
@@ -35,6 +36,7 @@ _HOMES = {
     "read_machine": "core.machine",
     "Result": "core.run",
     "Run": "core.run",
+    "ArrayDataset": "data.arrays",
     "Dataset": "data.dataset",
     "Batch": "data.loader",
     "Loaders": "data.loader",

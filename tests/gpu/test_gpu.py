@@ -14,7 +14,8 @@ from hotloop import HotloopError, Step, StepSettings, train_job
 from hotloop.core.job import Job, parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
-from hotloop.train.losses import Losses, TakenStep
+from hotloop.train.counter import Counter
+from hotloop.train.loss_ring import LossRing
 from hotloop.train.observer import Event, Logged, Observer
 from hotloop.train.resolve import apply_settings, resolve
 
@@ -73,7 +74,7 @@ def test_strict_fp32_agrees_with_the_cpu(make_images: Make, tmp_path: Path) -> N
 def test_precision_switches_reach_the_matrix_units(
     make_images: Make, tmp_path: Path, precision: str, low: float, high: float
 ) -> None:
-    apply_settings(resolve(small(make_images(), tmp_path / "run", precision=precision), read_machine()))
+    apply_settings(resolve(small(make_images(), tmp_path / "run", precision=precision), read_machine())[0])
     torch.manual_seed(0)
     a, b = torch.randn(2, 512, 512, dtype=torch.float64, device="cuda")
     error = ((a.float() @ b.float()).double() - a @ b).norm() / (a @ b).norm()
@@ -90,14 +91,22 @@ def test_a_stopped_run_continues(make_images: Make, tmp_path: Path) -> None:
     assert second.metrics["val_accuracy"] == through.metrics["val_accuracy"]
 
 
-def test_losses_arrive_one_window_later_and_all_when_waited_for(make_images: Make) -> None:
-    losses = Losses(torch.device("cuda"), 3, dataset=None)  # type: ignore[arg-type]
+def test_losses_arrive_one_window_later_and_all_when_waited_for() -> None:
+    counter = Counter(torch.device("cuda"))
+    ring = LossRing(counter, torch.device("cuda"))
+
+    def write(value: float) -> None:
+        ring.write(torch.tensor(value, device="cuda"))
+        counter.advance()
+        counter.advanced()
+        ring.written()
+
     for number in range(3):
-        losses.add(TakenStep(number + 1, (0,)), [torch.tensor(float(number), device="cuda")])
-    assert losses.take() == []
-    losses.add(TakenStep(4, (0,)), [torch.tensor(3.0, device="cuda")])
-    assert losses.take(wait=True) == [0.0, 1.0, 2.0, 3.0]
-    assert losses.take(wait=True) == []
+        write(float(number))
+    assert ring.take() == []
+    write(3.0)
+    assert ring.take(wait=True) == [0.0, 1.0, 2.0, 3.0]
+    assert ring.take(wait=True) == []
 
 
 def test_a_loss_that_is_not_a_number_is_found(make_images: Make, tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def test_averaged_weights_follow_their_formula() -> None:
     for batch in batches([8] * 4):
         step(batch)
         expected = weights(model) if expected is None else 0.9 * expected + 0.1 * weights(model)
-        assert torch.allclose(weights(step.averaged.module), expected, atol=1e-6)
-    assert int(step.averaged.module[1].num_batches_tracked) > 0
+        assert torch.allclose(weights(step.averaged), expected, atol=1e-6)
+    assert int(step.averaged[1].num_batches_tracked) > 0
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_help_imports_next_to_nothing() -> None:
 
 def test_the_public_names() -> None:
     assert hotloop.__all__ == [
+        "ArrayDataset",
         "Batch",
         "Checkpointer",
         "DamagedSample",

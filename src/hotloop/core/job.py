@@ -70,6 +70,7 @@ class AugmentSection(Section):
         (0.75, 4 / 3), description="width to height of a random crop, lowest and highest"
     )
     flip: Probability = Field(0.5, description="probability of a horizontal flip")
+    shift: NonNegativeInt = Field(0, description="images in a .npz file: largest random shift, pixels, edges mirrored")
     randaugment: NonNegativeInt = Field(0, description="magnitude of RandAugment (1 to 30), one draw a batch; 0: off")
     mixup: NonNegativeFloat = Field(0.0, description="alpha of MixUp; 0: off")
     cutmix: NonNegativeFloat = Field(0.0, description="alpha of CutMix; 0: off. With mixup, each batch takes one")
@@ -111,7 +112,9 @@ def _task_kind(value: object) -> str:
 class DataSection(Section):
     """What to train on."""
 
-    train: str = Field(description="a folder of class folders, or a .csv or .jsonl list of path and label")
+    train: str = Field(
+        description="a folder of class folders, a .csv or .jsonl list of path and label, or a .npz of images and labels"
+    )
     val: str | None = Field(None, description="the same for validation; without it nothing is validated")
     batch_size: PositiveInt = Field(64, description="samples a batch")
     val_batch_size: PositiveInt | Auto = Field("auto", description="samples a validation batch; auto: twice batch_size")
@@ -129,6 +132,9 @@ class ModelSection(Section):
 
     name: str = Field(description='a torchvision or timm model by name, or "module:callable"')
     arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model's constructor")
+    keep_fp32: list[str] = Field(
+        default_factory=list, description='layers that compute in fp32, by name or class: ["head", "LayerNorm"]'
+    )
 
 
 class TrainSection(Section):
@@ -172,7 +178,14 @@ class SpeedSection(Section):
     """How fast; nothing here changes what is computed beyond rounding."""
 
     channels_last: bool | Auto = Field("auto", description="memory layout for convolutions; auto: on a GPU")
-    compile: bool | Auto = Field("auto", description="torch.compile of the model; auto: off")
+    compile: bool | Literal["blocks", "auto"] = Field(
+        "auto", description="torch.compile of the model, or of its repeated blocks; auto: on a GPU, for long runs"
+    )
+    graph: bool | Auto = Field("auto", description="the whole step as one CUDA graph; auto: on a GPU, where possible")
+    activations: Literal["keep", "selective", "blocks"] = Field(
+        "keep", description="what backward needs: kept, or recomputed to save memory (cheap parts; whole blocks)"
+    )
+    recover: bool = Field(True, description="when memory runs out, go on with the same batch in smaller pieces")
     cudnn_benchmark: bool | Auto = Field("auto", description="let cuDNN try its algorithms; auto: on a GPU")
     keep_memory: bool | Auto = Field(
         "auto", description="keep freed memory for the next step instead of giving it back; auto: on a CPU"
@@ -194,7 +207,9 @@ class CheckpointSection(Section):
 class LogSection(Section):
     """What is written down."""
 
-    every: PositiveInt = Field(10, description="steps a line of metrics.jsonl and a TensorBoard point")
+    every: PositiveInt | Auto = Field(
+        "auto", description="steps a line of metrics.jsonl and a TensorBoard point; auto: 10, at most 4 lines a second"
+    )
     tensorboard: bool = Field(True, description="write TensorBoard events")
 
 
@@ -212,7 +227,7 @@ class Job(Section):
     name: str = Field("job", pattern=r"^[\w.-]+$", max_length=100, description="name of the run's directory")
     seed: Annotated[NonNegativeInt, Field(lt=2**63)] = Field(0, description="seed of weights, order and augmentation")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "float8"] = Field(
         "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
     )
     task: Annotated[

@@ -41,6 +41,12 @@ class Result:
         metrics: the last validation's means ("val_accuracy", "val_loss"), and "train_loss" of the same epoch.
         steps: optimizer steps over the whole run, resumed parts included.
         samples_per_second: training samples over training time; validation and saving are not counted.
+        tokens_per_second: 0 if samples are not made of tokens.
+        flops_per_second: of the model's own arithmetic, recomputation not counted; 0 if it is not known.
+        matrix_flops_per_second: of a large matrix product in this precision on this device, measured at the start.
+        mfu: model FLOP/s over that; 0 if it is not known.
+        captured: whether steps were replays of a CUDA graph.
+        not_captured: why they were not, if that was said.
         data_wait_share: share of the training time spent waiting for data, 0 to 1.
         weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
         corrupt_files: each damaged file with its reason, in order of name.
@@ -62,6 +68,12 @@ class Result:
     parameters: int = 0
     resumed_from: str = ""
     error: str = ""
+    tokens_per_second: float = 0.0
+    flops_per_second: float = 0.0
+    matrix_flops_per_second: float = 0.0
+    mfu: float = 0.0
+    captured: bool = False
+    not_captured: str = ""
 
 
 @dataclass(frozen=True)

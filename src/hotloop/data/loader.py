@@ -79,6 +79,11 @@ class Loader:
         whole, rest = divmod(len(self.dataset), self.settings.batch_size)
         return whole if self.settings.drop_last or not rest else whole + 1
 
+    @property
+    def memory(self) -> np.ndarray:
+        """What its batches are views of, as bytes: page-lock it for faster copies to a GPU."""
+        return self._ring.memory
+
     def size(self, number: int) -> int:
         """Samples of batch `number` of an epoch, damage not counted."""
         return min(self.settings.batch_size, len(self.dataset) - number * self.settings.batch_size)

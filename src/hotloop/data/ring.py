@@ -46,9 +46,15 @@ class Ring:
         """The arrays of slot `number`, each (batch_size, *shape); views, no copies."""
         return self._views[number]
 
+    @property
+    def memory(self) -> np.ndarray:
+        """All slots as bytes, uint8 (size_bytes,); a view."""
+        return self._bytes
+
     def close(self) -> None:
         """Let go of the memory once the last view of it is gone."""
         self._views.clear()
+        self._bytes = np.zeros(0, np.uint8)
         os.close(self._descriptor)
 
     def _field_bytes(self, field: Field) -> int:
@@ -57,6 +63,7 @@ class Ring:
 
     def _map(self) -> None:
         memory = mmap.mmap(self._descriptor, self.size_bytes)
+        self._bytes = np.frombuffer(memory, np.uint8)
         self._views: list[dict[str, np.ndarray]] = []
         offset = 0
         for _ in range(self.slots):

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms import v2
 
+from hotloop.core.errors import InputError
 from hotloop.core.job import ImagesTask, Job
 from hotloop.data.dataset import Dataset
+from hotloop.data.image_arrays import ImageArrays, is_image_array, load_images
 from hotloop.data.images import CenterCrop, ImageFiles, ImageList, RandomCrop, find_images
+from hotloop.tasks.augment import RANDOM_NUMBERS, Crops
 from hotloop.tasks.models import build_model
 from hotloop.tasks.task import Example, Split, Task, Tensors
 
@@ -32,20 +35,39 @@ class ImageClassification(Task):
         self._layout = torch.channels_last if job.speed.channels_last is True else torch.contiguous_format
         self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def prepare_is_pure(self) -> bool:  # type: ignore[override]
+        """RandAugment, MixUp and CutMix draw on the host."""
+        return not self._randaugment and not self._mix
+
+    @property
+    def random_numbers(self) -> int:  # type: ignore[override]
+        """Files are cropped where they are decoded, arrays on the device."""
+        return RANDOM_NUMBERS if is_image_array(self.job.data.train) else 0
+
     @cached_property
-    def train_images(self) -> ImageList:
-        return find_images(self.job.data.train)
+    def train_images(self) -> ImageList | ImageArrays:
+        location = self.job.data.train
+        return load_images(location) if is_image_array(location) else find_images(location)
 
     def data(self, split: Split) -> Dataset | None:
-        settings = self.settings
         if split == "train":
-            augment = settings.augment
-            crop = RandomCrop(augment.crop_scale, augment.crop_ratio, augment.flip)
-            return ImageFiles(self.train_images, settings.image_size, crop, settings.max_pixels)
-        if self.job.data.val is None:
+            images = self.train_images
+        elif self.job.data.val is None:
             return None
-        images = find_images(self.job.data.val, self.train_images.classes, "data.val")
-        return ImageFiles(images, settings.image_size, CenterCrop(settings.center_crop), settings.max_pixels)
+        elif is_image_array(self.job.data.val):
+            images = load_images(self.job.data.val, self.train_images.classes)
+        else:
+            images = find_images(self.job.data.val, self.train_images.classes, "data.val")
+        if isinstance(images, ImageArrays):
+            return images.dataset
+        settings, augment = self.settings, self.settings.augment
+        if split == "train" and augment.shift:
+            what = f"task.augment.shift = {augment.shift} with image files"
+            raise InputError(what, "files are varied by crops", "--set task.augment.shift=0, and crop_scale instead")
+        random = RandomCrop(augment.crop_scale, augment.crop_ratio, augment.flip)
+        crop = random if split == "train" else CenterCrop(settings.center_crop)
+        return ImageFiles(images, settings.image_size, crop, settings.max_pixels)
 
     def model(self) -> nn.Module:
         return build_model(self.job.model.name, len(self.train_images.classes), self.job.model.arguments)
@@ -53,8 +75,12 @@ class ImageClassification(Task):
     def prepare(self, batch: Tensors, training: bool) -> Tensors:
         images_BCHW = batch["images"].permute(0, 3, 1, 2)
         labels = batch["labels"]
+        if training and "random" in batch:
+            images_BCHW = self._crops.cut(images_BCHW.float(), batch["random"], self.settings.image_size)
+        elif images_BCHW.shape[2:] != (self.settings.image_size, self.settings.image_size):
+            images_BCHW = self._middle(images_BCHW)
         if training and self._randaugment:
-            images_BCHW = self._randaugment(images_BCHW)
+            images_BCHW = self._randaugment(images_BCHW.to(torch.uint8))
         mean, scale = self._normalisation(images_BCHW.device)
         images_BCHW = ((images_BCHW.float() - mean) * scale).contiguous(memory_format=self._layout)
         if training and self._mix and len(labels) > 1:
@@ -78,6 +104,20 @@ class ImageClassification(Task):
             Example(name, classes[label], classes[prediction], label == prediction, pixels)
             for name, label, prediction, pixels in zip(names, labels, predictions, batch["images"], strict=True)
         ]
+
+    def _middle(self, images_BCHW: Tensor) -> Tensor:
+        """The middle of images that have another size than the model sees, resized with antialiasing."""
+        height, width = images_BCHW.shape[2:]
+        side = max(1, round(min(height, width) * self.settings.center_crop))
+        size = self.settings.image_size
+        middle = v2.functional.center_crop(images_BCHW, [side, side])
+        resized: Tensor = v2.functional.resize(middle, [size, size], antialias=True)
+        return resized
+
+    @cached_property
+    def _crops(self) -> Crops:
+        augment = self.settings.augment
+        return Crops(augment.crop_scale, augment.crop_ratio, augment.flip, augment.shift)
 
     def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._constants:

@@ -46,7 +46,18 @@ class Task(ABC):
 
     Args:
         job: the job as resolved; `job.task.arguments` come as keyword arguments to the subclass.
+
+    Attributes:
+        prepare_is_pure: `prepare` draws nothing on the host and decides nothing there, so that it may be captured into
+            a CUDA graph with the rest of the step.
+        random_numbers: how many random numbers `prepare` needs for each sample, in `batch["random"]`, float32 (B, n), 0
+            to 1. They depend on seed, epoch and sample alone; drawing from them is pure.
+        tokens_per_sample: for speed in tokens/s; 0 if samples are not made of tokens.
     """
+
+    prepare_is_pure: bool = False
+    random_numbers: int = 0
+    tokens_per_sample: int = 0
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -10,23 +10,27 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from hotloop.core.errors import NonFiniteLoss
 from hotloop.core.job import Job
 from hotloop.core.run import Run
-from hotloop.data.loader import Batch, Loader
 from hotloop.data.random import batch_seed
-from hotloop.tasks.task import Example, Task, Tensors
+from hotloop.tasks.task import Example, Task
 from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State
-from hotloop.train.losses import Losses, TakenStep, check_finite
+from hotloop.train.flops import Arithmetic
+from hotloop.train.losses import Losses, check_finite
 from hotloop.train.observer import Logged, Observer, Saved, Validated
 from hotloop.train.preemption import Preemption
-from hotloop.train.progress import Progress, Span
+from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
+from hotloop.train.source import DeviceBatch, Source, Tensors
 from hotloop.train.step import Step
 from hotloop.train.validate import StopRequested, validate
+
+_LOG_STEPS, _LOG_SECONDS = 10, 0.25
+"""log.every = "auto": every 10 steps, but not more than four lines a second."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +39,21 @@ class Parts:
 
     Attributes:
         job: as resolved.
-        val_loader: None if there is nothing to validate on.
+        val: None if there is nothing to validate on.
         identity: what a checkpoint must agree with to be continued; kept in each.
+        arithmetic: what its speed is measured against.
     """
 
     job: Job
     run: Run
     task: Task
     step: Step
-    train_loader: Loader
-    val_loader: Loader | None
+    train: Source
+    val: Source | None
     observer: Observer
     preemption: Preemption
     identity: dict[str, str]
+    arithmetic: Arithmetic
 
 
 class Loop:
@@ -67,12 +73,13 @@ class Loop:
         self._device = torch.device(job.device)
         self._checkpointer = Checkpointer(parts.run.checkpoints, job.checkpoint.keep)
         self._saves = SaveSchedule(job.checkpoint.every, job.checkpoint.interruption.amount)
-        self._losses = Losses(self._device, job.log.every, parts.train_loader.dataset)
-        self._batches = parts.train_loader.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
+        self._losses = Losses(parts.step.losses, parts.train.dataset)
+        self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
+        self._prepares_apart = not prepares_in_step(parts.task)
+        self._meter = Meter()
+        self._logged = 0.0
         self._since_log = Span()
         self._saved: Progress | None = None
-        self._clock = 0.0
-        self._wait_seconds = 0.0
 
     def run(self) -> bool:
         """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
@@ -91,10 +98,11 @@ class Loop:
 
     def _train_epoch(self) -> None:
         """The rest of the epoch, step by step."""
-        self._clock = time.perf_counter()
-        while self.progress.batch < len(self._parts.train_loader):
-            self._train_step()
-            if len(self._losses) == self._job.log.every:
+        self._meter.start()
+        batches = len(self._parts.train)
+        while self.progress.batch < batches:
+            self._train_step(batches)
+            if self.progress.batch < batches and self._log_is_due():
                 self._log()
             if self._parts.preemption.requested:
                 raise StopRequested
@@ -102,58 +110,61 @@ class Loop:
                 self._save()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        self._measure(0)
         self._log(wait=True)
 
-    def _train_step(self) -> None:
+    def _train_step(self, batches: int) -> None:
         """One optimizer step over a window of batches; the last window of an epoch may be short."""
         first = self.progress.batch
-        end = min(first + self._job.train.accumulate, len(self._parts.train_loader))
-        samples = sum(self._parts.train_loader.size(number) for number in range(first, end))
-        losses: list[Tensor] = []
-        indices: list[int] = []
+        end = min(first + self._job.train.accumulate, batches)
+        samples = sum(self._parts.train.size(number) for number in range(first, end))
+        indices: list[np.ndarray] = []
         for number in range(first, end):
             batch = self._next_batch()
-            ready = self._prepare(batch)
-            losses.append(self._parts.step(ready, share=batch.size / samples, last=number == end - 1))
-            indices += batch.indices
-        self._losses.add(TakenStep(self.progress.step + 1, tuple(indices)), losses)
+            ready = self._prepare(batch) if self._prepares_apart else batch.tensors
+            self._parts.step.run(ready, share=batch.size / samples, last=number == end - 1)
+            indices.append(batch.indices)
         self.progress = replace(self.progress, batch=end, step=self.progress.step + 1)
-        self._measure(samples)
+        self._losses.add(self.progress.step, indices)
+        self._meter.add(samples)
 
-    def _next_batch(self) -> Batch:
+    def _next_batch(self) -> DeviceBatch:
         started = time.perf_counter()
         batch = next(self._batches)
-        self._wait_seconds += time.perf_counter() - started
+        self._meter.waited(time.perf_counter() - started)
         return batch
 
-    def _prepare(self, batch: Batch) -> Tensors:
+    def _prepare(self, batch: DeviceBatch) -> Tensors:
+        """Apart from the step, as it draws random numbers on the host, which must depend on the batch alone."""
         with drawn_from(batch_seed(self._job.seed, batch.epoch, batch.number)):
-            return self._parts.task.prepare(self._to_device(batch), training=True)
+            return self._parts.task.prepare(self._parts.train.expand(batch.tensors), training=True)
 
-    def _to_device(self, batch: Batch) -> Tensors:
-        # From pageable memory the copy has left the ring when `to` returns, so the slot can be filled again.
-        return {name: torch.from_numpy(array).to(self._device) for name, array in batch.arrays.items()}
-
-    def _measure(self, samples: int) -> None:
-        now = time.perf_counter()
-        span = Span(samples=samples, seconds=now - self._clock, wait_seconds=self._wait_seconds)
-        self._clock, self._wait_seconds = now, 0.0
-        self._since_log = self._since_log.plus(span)
-        self.progress = self.progress.measured(span)
+    def _log_is_due(self) -> bool:
+        if self._losses.full:
+            return True
+        every = self._job.log.every
+        if every != "auto":
+            return self.progress.step % every == 0
+        return self.progress.step % _LOG_STEPS == 0 and time.monotonic() - self._logged >= _LOG_SECONDS
 
     def _log(self, wait: bool = False) -> None:
         """Bring the losses that have arrived to the host and tell the observer."""
+        span = self._meter.take()
+        self._logged = time.monotonic()
+        self._since_log = self._since_log.plus(span)
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)
-        self.progress = self.progress.measured(Span(loss_sum=sum(arrived), steps=len(arrived)))
+        self.progress = self.progress.measured(span.plus(Span(loss_sum=sum(arrived), steps=len(arrived))))
         if not arrived or not self._since_log.samples:
             return
+        samples_per_second = self._since_log.samples_per_second
         self._parts.observer.on(
             Logged(
                 progress=self.progress,
                 loss=sum(arrived) / len(arrived),
                 learning_rate=self._parts.step.learning_rate,
-                samples_per_second=self._since_log.samples_per_second,
+                samples_per_second=samples_per_second,
+                tokens_per_second=samples_per_second * self._parts.task.tokens_per_sample,
+                flops_per_second=self._parts.arithmetic.rate(samples_per_second),
+                mfu=self._parts.arithmetic.mfu(samples_per_second),
                 data_wait_share=self._since_log.data_wait_share,
                 memory_bytes=_peak_memory_bytes(self._device),
                 scale=self._parts.step.scale,
@@ -164,7 +175,7 @@ class Loop:
     def _end_epoch(self) -> None:
         """Validate, report, go on to the next epoch."""
         started = time.perf_counter()
-        metrics = self._validate() if self._parts.val_loader else {}
+        metrics = self._validate() if self._parts.val else {}
         self.progress = replace(self.progress, metrics={**metrics, "train_loss": self.progress.current.mean_loss})
         self._note_damages()
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
@@ -173,13 +184,12 @@ class Loop:
             self._save()
 
     def _validate(self) -> dict[str, float]:
-        assert self._parts.val_loader is not None
+        assert self._parts.val is not None
         last = self.progress.epoch == self._job.train.epochs - 1
         return validate(
             self._parts.task,
             self._parts.step,
-            self._parts.val_loader,
-            self._to_device,
+            self._parts.val,
             stop=lambda: bool(self._parts.preemption.requested),
             examples=self.examples if last else None,
         )
@@ -197,11 +207,11 @@ class Loop:
         self._saves.saved(seconds)
         self._saved = self.progress
         self._parts.observer.on(Saved(self.progress, str(path), seconds))
-        self._clock = time.perf_counter()
+        self._meter.start()
 
     def _note_damages(self) -> None:
-        loaders = (self._parts.train_loader, self._parts.val_loader)
-        met = {name: reason for loader in loaders if loader for name, reason in loader.damages.items()}
+        sources = (self._parts.train, self._parts.val)
+        met = {name: reason for source in sources if source for name, reason in source.damages.items()}
         self.progress = replace(self.progress, damages={**self.progress.damages, **met})
 
     def _state(self) -> State:
@@ -217,6 +227,11 @@ class Loop:
         found = sorted(self._parts.run.checkpoints.glob("epoch-*"))
         last = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint before it"
         return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
+
+
+def prepares_in_step(task: Task) -> bool:
+    """Whether `prepare` is a part of the step, and captured with it: it draws nothing on the host."""
+    return task.prepare_is_pure or type(task).prepare is Task.prepare
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -1,54 +1,38 @@
-"""Losses stay on the device and come to the host some steps later, so that no step waits for its own."""
+"""What is made of the losses when they come to the host: none may be NaN or infinite."""
 
 import math
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotloop.core.errors import NonFiniteLoss
 from hotloop.data.dataset import Dataset
-
-
-@dataclass(frozen=True)
-class TakenStep:
-    """What is known of a step on the host when its work is queued.
-
-    Attributes:
-        number: of the step, from 1.
-        indices: its samples.
-    """
-
-    number: int
-    indices: tuple[int, ...]
+from hotloop.train.counter import Counter
+from hotloop.train.loss_ring import LossRing
 
 
 class Losses:
-    """Collects one loss a step on the device; `take` brings those of the last window to the host.
-
-    On a GPU the copy is queued behind the steps and read at the next `take`, when it has long arrived.
+    """Brings the losses of steps to the host, some steps later, and knows the samples of each step until then.
 
     Args:
-        device: where the losses are.
-        window: the most steps between two `take`s.
+        ring: where the step writes them.
         dataset: names the samples of a step whose loss is not finite.
     """
 
-    def __init__(self, device: torch.device, window: int, dataset: Dataset) -> None:
-        self._device = device
-        self._buffer = torch.zeros(window, device=device)
+    def __init__(self, ring: LossRing, dataset: Dataset) -> None:
+        self._ring = ring
         self._dataset = dataset
-        self._steps: list[TakenStep] = []
-        self._arriving: tuple[list[TakenStep], Tensor, torch.cuda.Event | None] = ([], torch.zeros(0), None)
+        self._steps: list[tuple[int, list[np.ndarray]]] = []
 
-    def __len__(self) -> int:
-        """Steps collected since the last `take`."""
-        return len(self._steps)
+    @property
+    def full(self) -> bool:
+        """Whether they have to be taken now."""
+        return self._ring.pending >= Counter.CAPACITY - 1
 
-    def add(self, step: TakenStep, losses: list[Tensor]) -> None:
-        """Keep a step's loss, given as the shares of its batches."""
-        self._buffer[len(self._steps)] = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        self._steps.append(step)
+    def add(self, number: int, indices: list[np.ndarray]) -> None:
+        """Remember a step, numbered from 1, whose loss is in the ring, and its samples."""
+        self._steps.append((number, indices))
 
     def take(self, wait: bool = False) -> list[float]:
         """Losses that have arrived since the last call; with `wait`, all of them.
@@ -56,33 +40,18 @@ class Losses:
         Raises:
             NonFiniteLoss: one is NaN or infinite; the step and its samples are named.
         """
-        arrived = self._arrive()
-        if self._steps:
-            copy = self._buffer[: len(self._steps)].to("cpu", non_blocking=True, copy=True)
-            event = torch.cuda.Event() if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-            if event:
-                event.record()
-            self._arriving, self._steps = (self._steps, copy, event), []
-        if wait or self._device.type == "cpu":
-            arrived += self._arrive()
+        arrived = self._ring.take(wait)
+        steps, self._steps = self._steps[: len(arrived)], self._steps[len(arrived) :]
+        for (number, indices), value in zip(steps, arrived, strict=True):
+            if not math.isfinite(value):
+                raise self._non_finite(number, np.concatenate(indices), value)
         return arrived
 
-    def _arrive(self) -> list[float]:
-        steps, losses, event = self._arriving
-        self._arriving = ([], torch.zeros(0), None)
-        if event:
-            event.synchronize()
-        values: list[float] = losses.tolist()
-        for step, value in zip(steps, values, strict=True):
-            if not math.isfinite(value):
-                raise self._non_finite(step, value)
-        return values
-
-    def _non_finite(self, step: TakenStep, value: float) -> NonFiniteLoss:
-        names = ", ".join(self._dataset.name(index) for index in step.indices[:8])
-        more = f" and {len(step.indices) - 8} more" if len(step.indices) > 8 else ""
+    def _non_finite(self, number: int, indices: np.ndarray, value: float) -> NonFiniteLoss:
+        names = ", ".join(self._dataset.name(int(index)) for index in indices[:8])
+        more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
         return NonFiniteLoss(
-            f"the loss of step {step.number} is {value}",
+            f"the loss of step {number} is {value}",
             f"its batch was {names}{more}",
             "look at those samples; a lower optimizer.learning_rate, train.clip_norm=1 or precision=fp32 may help",
         )

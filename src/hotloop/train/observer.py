@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hotloop.core.job import Job
 from hotloop.core.run import Result, Run
 from hotloop.train.progress import Progress
+from hotloop.train.resolve import Choice
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Started:
         parameters: trainable ones of the model.
         resumed_from: the checkpoint, if it continues.
         changed: settings that differ from the checkpoint's, a line each.
+        choices: what "auto" in the job stands for, and why.
     """
 
     run: Run
@@ -29,6 +31,7 @@ class Started:
     resumed_from: str
     changed: list[str]
     progress: Progress
+    choices: Sequence[Choice] = ()
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class Logged:
     Attributes:
         loss: mean over the steps that have arrived since the last one.
         samples_per_second, data_wait_share: over the steps since the last one.
+        tokens_per_second: 0 if samples are not made of tokens.
+        flops_per_second: the model's own arithmetic, recomputation not counted; 0 if it is not known.
+        mfu: share of the device's measured matrix rate that this is; 0 if it is not known.
         memory_bytes: allocated on the GPU at the most; on a CPU, resident at the most.
         scale: what the loss is multiplied by (fp16), otherwise 1.
     """
@@ -49,6 +55,9 @@ class Logged:
     data_wait_share: float
     memory_bytes: int
     scale: float
+    tokens_per_second: float = 0.0
+    flops_per_second: float = 0.0
+    mfu: float = 0.0
 
 
 @dataclass(frozen=True)

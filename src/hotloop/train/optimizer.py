@@ -1,15 +1,17 @@
-"""Optimizers by name."""
+"""Optimizers by name, and their learning rates on the device."""
 
 from difflib import get_close_matches
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import OptimizerSection
 from hotloop.core.objects import load_object
+from hotloop.train.counter import Counter
+from hotloop.train.schedule import Schedule
 
 
 def make_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
@@ -59,3 +61,119 @@ def _kind(name: str) -> Any:
             f'--set optimizer.name="{near[0] if near else "sgd"}"',
         )
     return known[name]
+
+
+class Rates:
+    """The learning rates of an optimizer, step by step.
+
+    On a GPU they are tensors, so that a captured step can read them: it looks them up by the step's number in a table
+    that the host fills ahead. The optimizer's fused or capturable form is switched on, which keeps all of its state on
+    the device.
+
+    Args:
+        optimizer: its learning rates are taken as the highest ones.
+        schedule: factor of them at each step; without one they are left as they are.
+        counter: of the steps.
+        capture: whether steps are to be captured; otherwise the rates stay plain numbers.
+
+    Attributes:
+        obstacle: why the optimizer's step cannot be captured; empty if it can.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, counter: Counter, capture: bool) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._counter = counter
+        self._highest = [float(group["lr"]) for group in optimizer.param_groups]
+        self._factors: list[float] = []
+        self._first = 0
+        self._table: Tensor | None = None
+        self.obstacle = _obstacle(optimizer) if capture else ""
+        if capture and not self.obstacle:
+            device = counter.position.device
+            self._table = torch.tensor(self._highest, device=device).repeat(Counter.CAPACITY, 1)
+            self._row = self._table[:1].clone()
+            self.bind()
+
+    def bind(self) -> None:
+        """Put the tensors where the optimizer reads its learning rates: at first, and after its state was loaded."""
+        if self._table is None:
+            return
+        _keep_on_device(self._optimizer)
+        for group, rate in zip(self._optimizer.param_groups, self._row[0], strict=True):
+            if self._schedule is None:
+                rate.fill_(float(group["lr"]))
+            group["lr"] = rate
+
+    def of_step(self, step: int) -> float:
+        """The learning rate of the first group at `step`."""
+        if self._schedule is None:
+            return float(self._optimizer.param_groups[0]["lr"])
+        return self._highest[0] * self._schedule(step)
+
+    def set_for(self, step: int) -> None:
+        """Say on the host which step comes next."""
+        if self._schedule is None:
+            return
+        factor = self._schedule(step)
+        if self._table is None:
+            for group, highest in zip(self._optimizer.param_groups, self._highest, strict=True):
+                group["lr"] = highest * factor
+            return
+        position = self._counter.on_host
+        if self._first + position != step or not self._factors or self._factors[position] != factor:
+            self._fill(step, position, factor)
+
+    def apply(self) -> None:
+        """Look up this step's learning rates; a part of the step."""
+        if self._table is not None and self._schedule is not None:
+            torch.index_select(self._table, 0, self._counter.position, out=self._row)
+
+    def constants(self) -> list[Any]:
+        """All other settings of the optimizer."""
+        groups = self._optimizer.param_groups
+        return [value for group in groups for key, value in group.items() if key not in ("params", "lr")]
+
+    def _fill(self, step: int, position: int, factor: float) -> None:
+        """Look ahead as far as the counter goes; `set_for` notices where the schedule turns out otherwise."""
+        assert self._table is not None
+        assert self._schedule is not None
+        factors = [factor] * (position + 1)
+        for ahead in range(1, Counter.CAPACITY - position):
+            try:
+                factors.append(self._schedule(step + ahead))
+            except (IndexError, KeyError, ValueError, ZeroDivisionError):  # a schedule that ends where the run does
+                factors += [factors[-1]] * (Counter.CAPACITY - len(factors))
+                break
+        self._factors, self._first = factors, step - position
+        rates = torch.tensor(factors)[:, None] * torch.tensor(self._highest)
+        self._table.copy_(rates.pin_memory(), non_blocking=True)
+
+
+def _obstacle(optimizer: Optimizer) -> str:
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or "capturable" in group or _can_be_fused(optimizer, group)):
+            return f"{type(optimizer).__name__} has neither a fused nor a capturable form"
+    return ""
+
+
+def _can_be_fused(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether torch has it fused and the user did not say otherwise; a subclass may do something else."""
+    on_gpu = all(parameter.is_cuda and parameter.is_floating_point() for parameter in group["params"])
+    asked = group.get("fused") is False or group.get("foreach") or group.get("differentiable")
+    return type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW) and on_gpu and not asked
+
+
+def _keep_on_device(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if not group.get("fused") and _can_be_fused(optimizer, group):
+            group.update(fused=True, foreach=False)
+            # What the constructors set for fused=True; GradScaler looks at the first.
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
+        if "capturable" in group:
+            group["capturable"] = True
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(parameter.device)

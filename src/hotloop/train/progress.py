@@ -1,5 +1,7 @@
 """Where a training stands, and what it has measured of itself so far."""
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -36,8 +38,42 @@ class Span:
 
     def plus(self, other: "Span") -> "Span":
         """Both spans as one."""
-        sums = {name: getattr(self, name) + getattr(other, name) for name in asdict(self)}
-        return Span(**sums)
+        return Span(
+            self.samples + other.samples,
+            self.seconds + other.seconds,
+            self.wait_seconds + other.wait_seconds,
+            self.loss_sum + other.loss_sum,
+            self.steps + other.steps,
+        )
+
+
+class Meter:
+    """Measures what goes by between two looks at it, at little cost a step."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._samples = 0
+        self._wait_seconds = 0.0
+        self._started = clock()
+
+    def start(self) -> None:
+        """Let the time that has passed since the last look count for nothing."""
+        self._started = self._clock()
+
+    def add(self, samples: int) -> None:
+        """Count samples trained on."""
+        self._samples += samples
+
+    def waited(self, seconds: float) -> None:
+        """Count time spent waiting for data."""
+        self._wait_seconds += seconds
+
+    def take(self) -> Span:
+        """All since the last look or start."""
+        now = self._clock()
+        span = Span(self._samples, now - self._started, self._wait_seconds)
+        self._samples, self._wait_seconds, self._started = 0, 0.0, now
+        return span
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,30 @@
 """What "auto" means on this machine."""
 
 import ctypes
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
+from hotloop.core.units import count, format_seconds
 from hotloop.data.loader import workers_for
+from hotloop.train.compiler import keep_compiled_code
+from hotloop.train.precision import choose_precision
 
 
-def resolve(job: Job, machine: Machine) -> Job:
+@dataclass(frozen=True)
+class Choice:
+    """What an "auto" stands for on this machine, and why."""
+
+    key: str
+    value: object
+    why: str
+
+
+def resolve(job: Job, machine: Machine) -> tuple[Job, list[Choice]]:
     """The job with every "auto" that is known before the start replaced by what it stands for.
 
     Raises:
@@ -24,47 +38,66 @@ def resolve(job: Job, machine: Machine) -> Job:
         )
     device = job.device if job.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     accelerated = device == "cuda"
-    data, speed = job.data, job.speed
-    return job.model_copy(
-        update={
-            "device": device,
-            "precision": _precision(job.precision, accelerated),
-            "data": data.model_copy(
-                update={
-                    "val_batch_size": 2 * data.batch_size if data.val_batch_size == "auto" else data.val_batch_size,
-                    "workers": workers_for(machine.cpus, accelerated) if data.workers == "auto" else data.workers,
-                }
-            ),
-            "speed": speed.model_copy(
-                update={
-                    "channels_last": accelerated if speed.channels_last == "auto" else speed.channels_last,
-                    "compile": False if speed.compile == "auto" else speed.compile,
-                    "keep_memory": not accelerated if speed.keep_memory == "auto" else speed.keep_memory,
-                    "cudnn_benchmark": accelerated if speed.cudnn_benchmark == "auto" else speed.cudnn_benchmark,
-                }
-            ),
-        }
+    precision, why = choose_precision(job.precision, device)
+    data = job.data
+    auto = [
+        Choice("device", device, "torch sees a GPU" if accelerated else "torch sees no GPU"),
+        Choice("precision", precision, why),
+        Choice("data.val_batch_size", 2 * data.batch_size, "twice data.batch_size: nothing is kept for backward"),
+        Choice("data.workers", workers_for(machine.cpus, accelerated), f"{count(machine.cpus, 'usable processor')}"),
+        Choice("speed.channels_last", accelerated, "tensor cores take it" if accelerated else "it is for GPUs"),
+        Choice("speed.graph", accelerated, "one launch a step" if accelerated else "it is for GPUs"),
+        Choice("speed.cudnn_benchmark", accelerated, "shapes are fixed" if accelerated else "it is for GPUs"),
+        Choice(
+            "speed.keep_memory", not accelerated, "glibc would give it back" if not accelerated else "it is for CPUs"
+        ),
+    ]
+    return _with(job, auto)
+
+
+def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, list[Choice]]:
+    """Decide on `speed.compile`, once the size of the run is known.
+
+    Compiling takes about a minute and makes the step a few tens of per cent faster, so it is for runs of some minutes.
+    The estimate of a run's length is the same each time: a run that continues decides as it did at first.
+    """
+    seconds = steps * max(_LEAST_STEP_SECONDS, flops_per_step / _EAGER_FLOPS)
+    compiled = (
+        job.device == "cuda" and seconds >= _COMPILE_FROM_SECONDS and torch.cuda.get_device_capability() >= (7, 0)
     )
+    limit = format_seconds(_COMPILE_FROM_SECONDS)
+    why = f"about {format_seconds(seconds)} of training on a GPU; compiling pays from {limit}"
+    return _with(job, [Choice("speed.compile", compiled, why if job.device == "cuda" else "it is for GPUs")])
 
 
-def _precision(asked: str, accelerated: bool) -> str:
-    has_bf16 = accelerated and torch.cuda.get_device_capability() >= (8, 0)
-    if asked in ("bf16", "tf32") and accelerated and not has_bf16:
-        capability = ".".join(str(part) for part in torch.cuda.get_device_capability())
-        raise InputError(
-            f'precision = "{asked}" on {torch.cuda.get_device_name()}',
-            f"{asked} needs compute capability 8.0; this card has {capability}",
-            "--set precision=fp16",
-        )
-    if asked != "auto":
-        return asked
-    return "bf16" if has_bf16 else "fp16" if accelerated else "fp32"
+_COMPILE_FROM_SECONDS = 240.0
+_EAGER_FLOPS = 150e12
+"""FLOP/s that a model reaches uncompiled on a data-centre GPU; ResNet-50 in bf16 on an H200: 116e12."""
+_LEAST_STEP_SECONDS = 0.001
+
+
+def _with(job: Job, auto: list[Choice]) -> tuple[Job, list[Choice]]:
+    """The job with these values where it says "auto", and those that were taken."""
+    taken = []
+    for choice in auto:
+        *sections, name = choice.key.split(".")
+        section = getattr(job, sections[0]) if sections else job
+        if getattr(section, name) == "auto":
+            taken.append(choice)
+            changed = section.model_copy(update={name: choice.value})
+            job = job.model_copy(update={sections[0]: changed}) if sections else changed
+    return job, taken
 
 
 def apply_settings(job: Job) -> None:
     """Set torch's switches for a resolved job."""
-    torch.backends.fp32_precision = "ieee" if job.precision == "fp32" else "tf32"  # type: ignore[attr-defined]
+    fp32 = "ieee" if job.precision == "fp32" else "tf32"
+    # Each by name: one that was set by itself before no longer follows the others.
+    backends: Any = torch.backends
+    for settings in (backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn):
+        settings.fp32_precision = fp32
     torch.backends.cudnn.benchmark = bool(job.speed.cudnn_benchmark)
+    keep_compiled_code()
     if job.speed.keep_memory:
         _keep_freed_memory()
 

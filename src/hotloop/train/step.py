@@ -1,23 +1,40 @@
-"""One training step: forward, backward, and on the last batch of a window unscale, clip, step, average."""
+"""One training step: forward, backward, and at the end of a window unscale, clip, step, average.
 
-from collections.abc import Callable
+On a GPU the whole of it is captured into a CUDA graph once it has run a few times as it stands, and replayed from then
+on: a step then costs the host one launch.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler, autocast
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.core.errors import HotloopError
+from hotloop.train.average import Averaged
+from hotloop.train.compiler import compile_model, compiler_errors, undo_compile
+from hotloop.train.counter import Counter
+from hotloop.train.execute import WARM_UP, Executor
+from hotloop.train.loss_ring import LossRing
+from hotloop.train.optimizer import Rates
+from hotloop.train.pieces import Pieces, cut, no_room, release
 from hotloop.train.schedule import Schedule
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> mean loss over the batch, a scalar."""
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
+_LOG = logging.getLogger("hotloop")
+_DDP_WARM_UP = 11
+_MOST_CHANGES = 5
+"""How often other settings than the learning rate may change before capturing no longer pays."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +42,20 @@ class StepSettings:
     """What a step does besides forward and backward.
 
     Attributes:
-        precision: fp32, tf32, bf16 or fp16 (with loss scaling).
+        precision: fp32, tf32, bf16, fp16 (with loss scaling), or float8 (the model's linear layers converted before).
         clip_norm: largest norm of all gradients together, after unscaling; 0: none.
         ema: decay of the averaged weights; 0: none.
+        compile: "model", "blocks" (its repeated blocks), or nothing.
+        graph: capture the step into a CUDA graph where that is possible.
+        recover: when memory runs out, repeat the same window in smaller pieces.
     """
 
     precision: str = "fp32"
     clip_norm: float = 0.0
     ema: float = 0.0
+    compile: str = ""
+    graph: bool = True
+    recover: bool = True
 
 
 class Step:
@@ -41,14 +64,17 @@ class Step:
     Args:
         model: on its device.
         loss: called with model and batch under the step's precision; returns the batch's mean loss.
-        optimizer: over the model's parameters, learning rates at their highest.
-        schedule: factor of the learning rate at each step; constant without one.
-        settings: precision, clipping, averaging.
+        optimizer: over the model's parameters, learning rates at their highest. On a GPU its fused or capturable form
+            is switched on, and its learning rates become tensors.
+        schedule: factor of the learning rate at each step; without one the learning rates are yours to change.
+        settings: precision, clipping, averaging, capture.
+        notify: told, in a line each, what cannot be done as fast as it could be, and why; logged as a warning without.
 
     Attributes:
-        averaged: the averaged weights, if `settings.ema` asks for them.
+        averaged: a copy of the model with the averaged weights, if `settings.ema` asks for them.
         number: optimizer steps taken.
-        skipped: steps whose gradients overflowed fp16 and were left out, the scale lowered.
+        losses: of the steps taken, on the device.
+        pieces: into how many pieces each batch is cut, because a whole one did not fit; 1 as a rule.
 
     Example:
         ```python
@@ -63,84 +89,257 @@ class Step:
         model: nn.Module,
         loss: Loss,
         optimizer: Optimizer,
-        schedule: Schedule = lambda step: 1.0,
+        schedule: Schedule | None = None,
         settings: StepSettings = StepSettings(),
+        notify: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.settings = settings
         self.number = 0
-        self.skipped = 0
         self._loss = loss
-        self._schedule = schedule
-        self._highest = [group["lr"] for group in optimizer.param_groups]
-        self._device = next(model.parameters()).device.type
-        self._scaler = GradScaler(self._device, enabled=settings.precision == "fp16")
-        self.averaged = (
-            AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema), use_buffers=True)  # type: ignore[no-untyped-call]
-            if settings.ema
-            else None
-        )
+        self._notify = notify
+        self._device = next(model.parameters()).device
+        self._counter = Counter(self._device)
+        self.losses = LossRing(self._counter, self._device)
+        self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
+        self._rates = Rates(optimizer, schedule, self._counter, captures)
+        self._scaler = GradScaler(self._device.type, enabled=settings.precision == "fp16")
+        self._average = Averaged(model, settings.ema) if settings.ema else None
+        if settings.compile:
+            compile_model(model, settings.compile)
+        warm_up = _DDP_WARM_UP if isinstance(model, DistributedDataParallel) else WARM_UP
+        self._executor = Executor(self._device, settings.graph, bool(settings.compile), warm_up, notify)
+        self._pieces = Pieces()
+        self._one = torch.ones((), device=self._device)
+        self._share = torch.ones((), device=self._device)
+        self._share_on_host = 1.0
+        self._sum = torch.zeros((), device=self._device)
+        self._skipped = torch.zeros((), device=self._device)
+        self._latest = self._sum
+        self._window: list[tuple[Any, float]] = []
+        self._gradients: list[Tensor | None] = []
+        self._attached = False
+        self._constants = self._rates.constants()
+        self._changes = 0
+        self._buffers = list(model.buffers())
+        self._buffers_before: list[Tensor] = []
+        if self._rates.obstacle:
+            notify(f"the optimizer's step is not captured into the CUDA graph: {self._rates.obstacle}")
+
+    @property
+    def averaged(self) -> nn.Module | None:
+        return self._average.module if self._average else None
+
+    @property
+    def pieces(self) -> int:
+        return self._pieces.count
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step, of the first parameter group."""
-        return float(self._highest[0] * self._schedule(self.number))
+        return self._rates.of_step(self.number)
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by before backward: 1 unless fp16."""
+        """What the loss is multiplied by before backward: 1 unless fp16. Waits for the GPU if it is fp16."""
         return float(self._scaler.get_scale())
+
+    @property
+    def skipped(self) -> int:
+        """Steps whose gradients overflowed fp16 and were left out, the scale lowered. Waits for the GPU."""
+        return int(self._skipped.item())
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replays of a graph by now."""
+        return self._executor.replays > 0 and not self._executor.reason
+
+    @property
+    def not_captured(self) -> str:
+        """Why no step is captured; empty while none has to run as it stands."""
+        return self._executor.reason
 
     def autocast(self) -> AbstractContextManager[object]:
         """The step's precision, for evaluation."""
         dtype = _AUTOCAST.get(self.settings.precision)
-        return autocast(self._device, dtype=dtype) if dtype else nullcontext()
+        return autocast(self._device.type, dtype=dtype) if dtype else nullcontext()
 
     def __call__(self, batch: Any, share: float = 1.0, last: bool = True) -> Tensor:
         """Train on one batch.
 
         Args:
-            batch: what `loss` takes.
+            batch: what `loss` takes; tensors in dicts, lists and tuples. It must stay as it is until the window ends.
             share: the batch's part in its window: its samples over the window's, so that the gradient is the mean over
                 the window's samples however short the last one is.
             last: whether the window ends here and the weights change.
 
         Raises:
-            HotloopError: the loss is no tensor, or not one value.
+            HotloopError: the loss is no tensor, or not one value; or a single sample is too much for the memory.
 
         Returns:
             The batch's mean loss times its share, a scalar on the device, not waited for.
         """
-        with self.autocast():
-            loss = self._loss(self.model, batch)
-        if not isinstance(loss, Tensor) or loss.ndim:
-            kind = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
-            raise HotloopError(f"the loss {kind}", "a step needs a tensor of one value", "return its mean: loss.mean()")
-        loss = loss.float() * share
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.run(batch, share, last)
+        return self._latest.clone()
+
+    def run(self, batch: Any, share: float = 1.0, last: bool = True) -> None:
+        """As calling it; the loss of the window stays in `losses`."""
+        self._window.append((batch, share))
         if last:
+            self._rates.set_for(self.number)
+            self._watch_constants()
+        if not self.settings.recover:
+            self._run_part(len(self._window) - 1, last)
+        else:
+            self._run_with_recovery(last)
+        if last:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        self._window.clear()
+        self._counter.advanced()
+        self.losses.written()
+        self.number += 1
+        if self._pieces.step_done():
+            self._executor.forget()
+            self._notify(f"step {self.number}: trying pieces of twice the size again")
+
+    def _watch_constants(self) -> None:
+        """A graph holds the optimizer's other settings as they were: capture anew when one changes."""
+        constants = self._rates.constants()
+        if constants != self._constants:
+            self._constants = constants
+            self._changes += 1
+            self._executor.forget()
+            if self._changes > _MOST_CHANGES:
+                self._executor.give_up("settings of the optimizer other than its learning rate keep changing")
+
+    def _run_with_recovery(self, last: bool) -> None:
+        """The window's newest batch; if memory runs out, the whole window in smaller pieces."""
+        part = len(self._window) - 1
+        if part == 0 and not self.captured:  # a replay allocates nothing
+            self._buffers_before = [buffer.detach().clone() for buffer in self._buffers]
+        while part < len(self._window):
+            try:
+                self._run_part(part, last)
+                part += 1
+            except torch.OutOfMemoryError as error:
+                message = str(error)
+                release(error)
+                self._start_window_again(message)
+                part = 0
+
+    def _start_window_again(self, message: str) -> None:
+        self._pieces.halve(self._window[-1][0], message)
+        self.optimizer.zero_grad()
+        self._gradients, self._attached = [], False
+        self._executor.forget()
+        for buffer, before in zip(self._buffers, self._buffers_before, strict=False):
+            buffer.copy_(before)
+        text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
+        normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
+        self._notify(text + (", and batch normalisation sees the pieces" if normalised else ""))
+
+    def _run_part(self, part: int, last: bool) -> None:
+        """One batch of the window, in as many pieces as are needed."""
+        batch, share = self._window[part]
+        pieces = cut(batch, self._pieces.count)
+        ends = last and part == len(self._window) - 1
+        values = []
+        for number, (piece, piece_share) in enumerate(pieces):
+            value = self._run_piece(piece, share * piece_share, part + number == 0, ends and number == len(pieces) - 1)
+            values.append(value.clone() if len(pieces) > 1 else value)
+        self._latest = torch.stack(values).sum() if len(pieces) > 1 else values[0]
+
+    def _run_piece(self, batch: Any, share: float, first: bool, last: bool) -> Tensor:
+        if share != self._share_on_host:
+            self._share.fill_(share)
+            self._share_on_host = share
+        kept = self._keeps_gradients and not self._is_fresh(first, last)
+        if kept != self._attached:
+            self._attach_gradients(kept)
+        place: Hashable = (first, last, share == 1.0, self.model.training)
+        work = partial(self._work, first=first, last=last, weighted=share != 1.0)
+        try:
+            value = self._executor.run(place, batch, work)
+        except compiler_errors() as error:
+            self._go_on_uncompiled(error)
+            value = self._executor.run(place, batch, work)
+        if last and self._rates.obstacle:
             self._update()
-        return loss.detach()
+        return value
+
+    def _go_on_uncompiled(self, error: Exception) -> None:
+        undo_compile(self.model)
+        self._executor.forget()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        self._notify(f"the model does not compile and runs as it stands: {type(error).__name__}: {lines[0]}")
+
+    def _is_fresh(self, first: bool, last: bool) -> bool:
+        """Whether backward makes new gradients and the update uses them up: nothing to zero, nothing to keep."""
+        return first and last and not self._rates.obstacle
+
+    def _attach_gradients(self, kept: bool) -> None:
+        """Let the gradients be the tensors that captured windows share, or none."""
+        if kept and self._gradients:
+            for parameter, gradient in zip(self.model.parameters(), self._gradients, strict=True):
+                parameter.grad = gradient
+            self._attached = True
+        elif not kept:
+            self.optimizer.zero_grad()
+            self._attached = False
+
+    def _work(self, batch: Any, first: bool, last: bool, weighted: bool) -> Tensor:
+        """What a graph holds: all that is done on the device for one piece."""
+        if first and self._attached:
+            torch._foreach_zero_([gradient for gradient in self._gradients if gradient is not None])
+        with self._without_sync() if not last else nullcontext():
+            with self.autocast():
+                loss = self._loss(self.model, batch)
+            _check_scalar(loss)
+            # As the gradient of the loss, share and scale cost no kernel of their own.
+            loss.float().backward(self._scaler.scale(self._share))  # type: ignore[no-untyped-call]
+        value = loss.detach().float()
+        value = value * self._share if weighted else value
+        if not (first and last):
+            self._sum.copy_(value) if first else self._sum.add_(value)
+        if last:
+            if self._keeps_gradients and not self._is_fresh(first, last):
+                self._gradients = [parameter.grad for parameter in self.model.parameters()]
+            if not self._rates.obstacle:
+                self._update()
+            self.losses.write(value if first else self._sum)
+            self._counter.advance()
+        return value
+
+    def _without_sync(self) -> AbstractContextManager[object]:
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def _update(self) -> None:
-        factor = self._schedule(self.number)
-        for group, highest in zip(self.optimizer.param_groups, self._highest, strict=True):
-            group["lr"] = highest * factor
-        if self.settings.clip_norm:
-            self._scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        if self._scaler.is_enabled():
-            before = self.scale
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-            self.skipped += self.scale < before
-        else:
-            self.optimizer.step()
+        """Unscale, clip, step, average; device work only.
+
+        Raises:
+            HotloopError: memory ran out here, where smaller pieces of a batch do not help.
+        """
+        try:
+            self._rates.apply()
+            if self.settings.clip_norm:
+                self._scaler.unscale_(self.optimizer)
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+            if self._scaler.is_enabled():
+                before = self._scaler.scale(self._one)
+                self._scaler.step(self.optimizer)
+                self._scaler.update()
+                self._skipped += self._scaler.scale(self._one) < before
+            else:
+                self.optimizer.step()
+        except torch.OutOfMemoryError as error:
+            raise no_room("the optimizer's state does not", str(error)) from error
         self.optimizer.zero_grad()
-        self.number += 1
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
+        self._attached = False
+        if self._average is not None:
+            self._average.update()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on."""
@@ -148,7 +347,7 @@ class Step:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
-            "averaged": self.averaged.state_dict() if self.averaged is not None else {},
+            "averaged": self._average.state_dict() if self._average else {},
             "number": self.number,
             "skipped": self.skipped,
         }
@@ -157,8 +356,16 @@ class Step:
         """Continue from `state_dict()` of a step over the same model and optimizer."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self._rates.bind()
         self._scaler.load_state_dict(state["scaler"])
-        if self.averaged is not None and state["averaged"]:
-            self.averaged.load_state_dict(state["averaged"])
+        if self._average is not None and state["averaged"]:
+            self._average.load_state_dict(state["averaged"])
         self.number = state["number"]
-        self.skipped = state["skipped"]
+        self._skipped.fill_(state["skipped"])
+        self._executor.forget()
+
+
+def _check_scalar(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        kind = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+        raise HotloopError(f"the loss {kind}", "a step needs a tensor of one value", "return its mean: loss.mean()")

@@ -11,28 +11,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.core.errors import HotloopError, InputError, cannot_write
+from hotloop.core.errors import HotloopError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 from hotloop.core.run import Result, Run, Status, open_run
 from hotloop.core.units import count
-from hotloop.data.dataset import Dataset
-from hotloop.data.loader import Loaders, LoaderSettings
+from hotloop.data.arrays import ArrayDataset
+from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
-from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.checkpoint import Checkpointer, Loaded, named_checkpoint
 from hotloop.train.examples import write_examples
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started, Warned
-from hotloop.train.optimizer import make_optimizer
 from hotloop.train.preemption import Preemption
+from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
-from hotloop.train.random_state import restore_random_state, seed_everything
+from hotloop.train.random_state import restore_random_state
 from hotloop.train.record import MetricsFile, TensorBoard
-from hotloop.train.resolve import apply_settings, resolve
+from hotloop.train.resolve import Choice
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
-from hotloop.train.schedule import make_schedule
-from hotloop.train.step import Step, StepSettings
+from hotloop.train.source import LoaderSource, Source, make_source, page_locked
 
 
 def train_job(
@@ -60,11 +58,11 @@ def train_job(
     with ExitStack() as stack:
         stack.callback(observer.close)
         preemption = stack.enter_context(Preemption())
-        ready = _prepare(job, machine)
+        ready = prepare(job, machine, lambda text: observer.on(Warned(text)))
         named = named_checkpoint(Path(resume)) if resume not in ("auto", "never") else None
         if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.on(Warned(f"the earlier run is now {aside}"))
-        loaders = stack.enter_context(Loaders(ready.datasets, int(ready.job.data.workers)))
+        train, val = _sources(ready, stack)
         run = open_run(ready.job, now or datetime.now())
         stack.enter_context(run.locked())
         recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
@@ -75,13 +73,32 @@ def train_job(
             run=run,
             task=ready.task,
             step=ready.step,
-            train_loader=loaders[0],
-            val_loader=loaders[1] if len(loaders) > 1 else None,
+            train=train,
+            val=val,
             observer=Observers([*recorders, observer]),
             preemption=preemption,
             identity=identity(ready.job, ready.step.model, ready.datasets[0][0]),
+            arithmetic=ready.arithmetic,
         )
-        return run, _Training(parts, machine).run(named)
+        return run, _Training(parts, machine, ready.choices).run(named)
+
+
+def _sources(ready: Ready, stack: ExitStack) -> tuple[Source, Source | None]:
+    """Batches to train and validate on; workers only for what has to be read."""
+    device = torch.device(ready.job.device)
+    read = [pair for pair in ready.datasets if not isinstance(pair[0], ArrayDataset)]
+    loaders = {}
+    if read:
+        opened = stack.enter_context(Loaders(read, int(ready.job.data.workers)))
+        loaders = {id(loader.dataset): loader for loader in opened}
+        if device.type == "cuda":
+            for loader in opened:
+                stack.enter_context(page_locked(loader.memory))
+    val = ready.datasets[1] if len(ready.datasets) > 1 else None
+    return (
+        ready.train_source or LoaderSource(loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers),
+        make_source(*val, loaders.get(id(val[0])), device) if val else None,
+    )
 
 
 def inspect_job(job: Job, machine: Machine) -> dict[str, Any]:
@@ -90,37 +107,20 @@ def inspect_job(job: Job, machine: Machine) -> dict[str, Any]:
     Raises:
         InputError: as `train_job`.
     """
-    ready = _prepare(job, machine)
+    ready = prepare(job, machine, lambda text: None)
     sizes = [len(dataset) for dataset, _ in ready.datasets]
     return {
         "model": ready.job.model.name,
-        "parameters": _parameters(ready.step.model),
+        "parameters": count_parameters(ready.step.model),
         "train_samples": sizes[0],
         "val_samples": sizes[1] if len(sizes) > 1 else 0,
-        "steps": _steps(ready.job, sizes[0]),
+        "steps": count_steps(ready.job, sizes[0]),
         "device": ready.job.device,
         "precision": ready.job.precision,
         "workers": ready.job.data.workers,
+        "flops_per_sample": ready.arithmetic.flops_per_sample,
+        "chosen": {choice.key: {"value": choice.value, "why": choice.why} for choice in ready.choices},
     }
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A job whose task, data and model are there."""
-
-    job: Job
-    task: Task
-    datasets: list[tuple[Dataset, LoaderSettings]]
-    step: Step
-
-
-def _prepare(job: Job, machine: Machine) -> _Ready:
-    job = resolve(job, machine)
-    apply_settings(job)
-    seed_everything(job.seed)
-    task = load_task(job)
-    datasets = _datasets(job, task)
-    return _Ready(job, task, datasets, _make_step(job, task, len(datasets[0][0])))
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class _Training:
 
     parts: Parts
     machine: Machine
+    choices: list[Choice]
 
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
@@ -166,29 +167,37 @@ class _Training:
         return Started(
             run=parts.run,
             job=parts.job,
-            steps=_steps(parts.job, len(parts.train_loader.dataset)),
-            samples=len(parts.train_loader.dataset),
-            parameters=_parameters(parts.step.model),
+            steps=count_steps(parts.job, len(parts.train.dataset)),
+            samples=len(parts.train.dataset),
+            parameters=count_parameters(parts.step.model),
             resumed_from=str(loaded.path) if loaded else "",
             changed=changed_settings(loaded, parts.job) if loaded else [],
             progress=progress,
+            choices=self.choices,
         )
 
     def _result(self, progress: Progress, status: Status, resumed_from: str, error: str = "") -> Result:
+        arithmetic, samples_per_second = self.parts.arithmetic, progress.whole.samples_per_second
         return Result(
             status=status,
             name=self.parts.run.name,
             metrics=progress.metrics,
             epochs=progress.epoch,
             steps=progress.step,
-            samples_per_second=progress.whole.samples_per_second,
+            samples_per_second=samples_per_second,
+            tokens_per_second=samples_per_second * self.parts.task.tokens_per_sample,
+            flops_per_second=arithmetic.rate(samples_per_second),
+            matrix_flops_per_second=arithmetic.matrix_rate,
+            mfu=arithmetic.mfu(samples_per_second),
+            captured=self.parts.step.captured,
+            not_captured=self.parts.step.not_captured,
             data_wait_share=progress.whole.data_wait_share,
             train_seconds=progress.whole.seconds,
             weights_sha256=weights_sha256(self.parts.step.model) if status == "finished" else "",
             corrupt_files=[{"path": name, "reason": why} for name, why in sorted(progress.damages.items())],
             precision=self.parts.job.precision,
             device=self.parts.job.device,
-            parameters=_parameters(self.parts.step.model),
+            parameters=count_parameters(self.parts.step.model),
             resumed_from=resumed_from,
             error=error,
         )
@@ -218,63 +227,3 @@ def weights_sha256(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
-    train, val = task.data("train"), task.data("val")
-    if train is None:
-        raise InputError("the task has no training data", 'its data("train") gave None', "return a hotloop.Dataset")
-    for name, dataset in (("train", train), ("val", val)):
-        if dataset is not None and len(dataset) == 0:
-            raise InputError(f'the data set of "{name}" has 0 samples', "there is nothing to read", "name other data")
-    if job.data.batch_size > len(train):
-        raise InputError(
-            f"data.batch_size = {job.data.batch_size} is more than the {len(train)} samples of {job.data.train}",
-            "not one batch could be filled",
-            f"--set data.batch_size={len(train)}",
-        )
-    on_damaged = job.data.on_corrupt
-    settings = LoaderSettings(job.data.batch_size, job.seed, True, job.data.drop_last, on_damaged)
-    datasets = [(train, settings)]
-    if val is not None:
-        on_damaged_val = "drop" if on_damaged == "replace" else on_damaged
-        size = min(int(job.data.val_batch_size), len(val))
-        datasets.append((val, LoaderSettings(size, job.seed, False, False, on_damaged_val)))
-    return datasets
-
-
-def _make_step(job: Job, task: Task, samples: int) -> Step:
-    model = task.model()
-    if samples % job.data.batch_size == 1 and not job.data.drop_last and _has_batch_norm(model):
-        raise InputError(
-            f"the last batch of {samples} samples in batches of {job.data.batch_size} has 1 sample",
-            "batch normalisation cannot normalise over one",
-            "--set data.drop_last=true",
-        )
-    volumes = any(parameter.ndim == 5 for parameter in model.parameters())  # channels_last is for four dimensions
-    layout = torch.channels_last if job.speed.channels_last and not volumes else torch.contiguous_format
-    model = model.to(device=job.device, memory_format=layout)  # type: ignore[call-overload]
-    optimizer = task.optimizer(model) or make_optimizer(job.optimizer, model)
-    if job.speed.compile:
-        model.compile()
-    steps = _steps(job, samples)
-    schedule = make_schedule(job.schedule, steps, steps // job.train.epochs)
-    settings = StepSettings(job.precision, job.train.clip_norm, job.train.ema)
-
-    def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
-        return task.loss(task.forward(model, batch), batch)
-
-    return Step(model, loss, optimizer, schedule, settings)
-
-
-def _steps(job: Job, samples: int) -> int:
-    batches = samples // job.data.batch_size if job.data.drop_last else -(-samples // job.data.batch_size)
-    return job.train.epochs * -(-batches // job.train.accumulate)
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

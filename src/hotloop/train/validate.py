@@ -1,12 +1,14 @@
 """Validation: means over all samples, each counted once."""
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 
 import torch
 from torch import Tensor, nn
 
-from hotloop.data.loader import Batch, Loader
-from hotloop.tasks.task import Example, Task, Tensors
+from hotloop.tasks.task import Example, Task
+from hotloop.train.compiler import without_compiler
+from hotloop.train.source import Source
 from hotloop.train.step import Step
 
 _EXAMPLES = 24
@@ -20,8 +22,7 @@ class StopRequested(Exception):
 def validate(
     task: Task,
     step: Step,
-    loader: Loader,
-    to_device: Callable[[Batch], Tensors],
+    source: Source,
     stop: Callable[[], bool],
     examples: list[Example] | None,
 ) -> dict[str, float]:
@@ -35,19 +36,20 @@ def validate(
     Raises:
         StopRequested: `stop` said so.
     """
-    model: nn.Module = step.model if step.averaged is None else step.averaged
+    model: nn.Module = step.averaged or step.model
     model.eval()
     sums: dict[str, Tensor] = {}
     samples = 0
-    stride = max(1, len(loader.dataset) // _EXAMPLES)
+    stride = max(1, len(source.dataset) // _EXAMPLES)
     try:
-        with torch.inference_mode(), step.autocast():
-            for batch in loader.batches():
+        # Not compiled: what is compiled for training would be compiled a second time for this.
+        with torch.no_grad(), step.autocast(), without_compiler(), closing(source.batches()) as batches:
+            for batch in batches:
                 if stop():
                     raise StopRequested
                 if not batch.size:
                     continue
-                raw = to_device(batch)
+                raw = source.expand(batch.tensors)
                 ready = task.prepare(raw, training=False)
                 outputs = task.forward(model, ready)
                 means = {"loss": task.loss(outputs, ready), **task.metrics(outputs, ready)}
@@ -55,7 +57,7 @@ def validate(
                     sums[name] = sums.get(name, torch.zeros(())) + torch.as_tensor(mean).double() * batch.size
                 samples += batch.size
                 if examples is not None:
-                    names = [loader.dataset.name(index) for index in batch.indices]
+                    names = [source.dataset.name(index) for index in batch.indices]
                     _collect(examples, task.examples(outputs, raw, names), batch.indices, stride)
     finally:
         model.train()

@@ -1,0 +1,74 @@
+"""Small images that fit into memory, all of one size, in one .npz file."""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hotloop.core.errors import InputError
+from hotloop.data.arrays import ArrayDataset
+
+_FIX = "numpy.savez(FILE, images=images, labels=labels): uint8 (N, H, W, 3), integers (N,)"
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """Images in memory and the names of their classes.
+
+    Attributes:
+        dataset: `images`, uint8 (H, W, 3), and `labels`, int64.
+        classes: names, by number.
+    """
+
+    dataset: ArrayDataset
+    classes: tuple[str, ...]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images, pixels."""
+        _, height, width, _ = self.dataset.arrays["images"].shape
+        return height, width
+
+
+def load_images(location: str, classes: Sequence[str] | None = None) -> ImageArrays:
+    """Read a .npz file of `images`, `labels` and, if the classes have names, `classes`.
+
+    Grey images, (N, H, W) or (N, H, W, 1), get three equal channels.
+
+    Args:
+        classes: of the training data; labels beyond them are refused.
+
+    Raises:
+        InputError: the file cannot be read, or does not hold these.
+    """
+    try:
+        with np.load(location, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"cannot read {location}", str(error).splitlines()[0], _FIX) from None
+    if not {"images", "labels"} <= found.keys():
+        raise InputError(f"{location} holds {', '.join(found) or 'nothing'}", "it needs images and labels", _FIX)
+    images, labels = found["images"], found["labels"]
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+        raise InputError(
+            f"{location}: images are {images.dtype} {images.shape}", "they have to be uint8 (N, H, W, 3)", _FIX
+        )
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise InputError(f"{location}: labels are {labels.dtype} {labels.shape}", "they have to be integers (N,)", _FIX)
+    if classes is None:
+        named = tuple(str(name) for name in found.get("classes", ()))
+        classes = named or tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
+        what = f"{location}: labels from {labels.min()} to {labels.max()}"
+        raise InputError(what, f"there are {len(classes)} classes, numbered from 0", _FIX)
+    images = np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images
+    return ImageArrays(ArrayDataset({"images": images, "labels": labels.astype(np.int64)}), tuple(classes))
+
+
+def is_image_array(location: str) -> bool:
+    """Whether a job's data is such a file."""
+    return Path(location).suffix == ".npz"

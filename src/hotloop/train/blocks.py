@@ -1,0 +1,109 @@
+"""The repeated blocks of a model: what is compiled once and reused, and what is recomputed to save memory."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from hotloop.core.errors import InputError
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that make up most of a model: of all classes that occur more than once, the one with most weights.
+
+    Layers and containers do not count, nor does a block inside another of its class. Empty if nothing repeats.
+    """
+    found: dict[type, list[nn.Module]] = defaultdict(list)
+
+    def visit(module: nn.Module, inside: frozenset[type]) -> None:
+        kind = type(module)
+        if _is_block(module) and kind not in inside and module is not model:
+            found[kind].append(module)
+            inside = inside | {kind}
+        for child in module.children():
+            visit(child, inside)
+
+    visit(model, frozenset())
+    repeated = [blocks for blocks in found.values() if len(blocks) > 1]
+    return max(repeated, key=lambda blocks: sum(_weights(block) for block in blocks), default=[])
+
+
+def _is_block(module: nn.Module) -> bool:
+    with_weights = [child for child in module.children() if _weights(child)]
+    return len(with_weights) > 1 and not isinstance(module, _CONTAINERS)
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
+    """Let `module(...)` be `around(forward, ...)`; names of weights, copies and type checks stay as they are."""
+
+    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        return around(partial(original.forward, self), *arguments, **named)
+
+    original = type(module)
+    kind = type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
+    module.__class__ = kind
+
+
+_EXPENSIVE = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+"""What "selective" keeps: what costs much to compute for the memory that it takes."""
+
+
+def recompute_activations(model: nn.Module, how: str) -> int:
+    """Keep less for the backward pass, and compute it again there. The number of blocks.
+
+    Args:
+        how: "blocks" keeps the inputs of the repeated blocks alone (about a third more compute); "selective" keeps the
+            results of matrix products, convolutions and attention as well (a few per cent more compute).
+
+    Raises:
+        InputError: the model has no repeated blocks.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise InputError(
+            f'speed.activations = "{how}": the model has no repeated blocks',
+            f"{type(model).__name__} holds no two modules of one class with weights in several layers",
+            '--set speed.activations="keep"',
+        )
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _EXPENSIVE)
+    # Remembering the state of the random numbers waits for the GPU; only dropout needs it.
+    options["preserve_rng_state"] = any(_draws(module) for module in model.modules())
+
+    def around(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments, **named)
+        return checkpoint(forward, *arguments, **named, **options)
+
+    for block in blocks:
+        wrap_forward(block, around)
+    return len(blocks)
+
+
+def _draws(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+
+
+def tensors_as_float(value: Any) -> Any:
+    """Floating tensors as float32; all else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,0 +1,194 @@
+"""How the work of a batch is run: as it stands at first, then captured into a CUDA graph and replayed."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from hotloop.train.compiler import without_compiler
+from hotloop.train.probe import probe, where_raised
+
+Work = Callable[[Any], Tensor]
+"""Batch -> loss: everything that is done with a batch, updates included."""
+
+WARM_UP = 3
+"""Calls as they stand before a capture: compilation, cuDNN's search and lazy allocations happen in them. DDP needs 11:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#usage-with-distributeddataparallel"""
+
+_COMMON = 0.1
+"""Share of all batches that a further shape must have to be compiled. A short last batch has less: one step an epoch
+that is not compiled costs less than compiling it."""
+_MOST_GRAPHS = 16
+
+
+class Executor:
+    """Runs work on batches, captured where that is possible.
+
+    A graph is kept for each place (which part of a window this is, for example) and shape. Where the model is compiled,
+    batches of a rare shape run uncompiled, and it is said once: nothing is compiled a second time in silence.
+
+    Args:
+        device: where the work runs; only CUDA captures.
+        capture: whether to capture at all.
+        compiled: whether the model is compiled.
+        warm_up: calls of each place and shape before its capture.
+        notify: told, in a line, what cannot be captured and why.
+
+    Attributes:
+        reason: why nothing is captured any more; empty while it may be.
+        replays: calls that were replays of a graph.
+    """
+
+    def __init__(
+        self, device: torch.device, capture: bool, compiled: bool, warm_up: int, notify: Callable[[str], None]
+    ) -> None:
+        self.reason = "" if capture else "switched off"
+        self.replays = 0
+        self._plain = device.type != "cuda"
+        self._compiled = compiled
+        self._warm_up = warm_up
+        self._notify = notify
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._calls: Counter[Hashable] = Counter()
+        self._shapes: Counter[Hashable] = Counter()
+        self._common: set[Hashable] = set()
+        self._said: set[str] = set()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def run(self, place: Hashable, batch: Any, work: Work) -> Tensor:
+        """Do `work` on `batch`; what comes back is overwritten by the next call of the same place and shape."""
+        if self._plain:
+            return work(batch)
+        leaves, spec = tree_flatten(batch)
+        shape = (spec, *[_describe(leaf) for leaf in leaves])
+        key = (place, shape)
+        self._shapes[shape] += 1
+        if graph := self._graphs.get(key):
+            self.replays += 1
+            return graph.replay(leaves)
+        if self._compiled and not self._is_common(shape):
+            self._say_rare(shape)
+            work = partial(_uncompiled, work)
+        if self.reason:
+            return work(batch)
+        self._calls[key] += 1
+        if self._calls[key] < self._warm_up:
+            return self._on_side_stream(batch, work)
+        if self._calls[key] == self._warm_up:
+            return self._probed(batch, work)
+        return self._captured(key, leaves, spec, work)
+
+    def forget(self) -> None:
+        """Drop all graphs: what they read or wrote has been replaced."""
+        self._graphs.clear()
+        self._calls.clear()
+        self._shapes.clear()
+        self._common.clear()
+
+    def give_up(self, reason: str) -> None:
+        """Capture nothing from now on, and say why."""
+        self.reason = reason
+        self._graphs.clear()
+        self._say(f"the step is not captured into a CUDA graph: {reason}")
+
+    def _is_common(self, shape: Hashable) -> bool:
+        if shape in self._common:
+            return True
+        met = self._shapes[shape]
+        if not self._common or (met >= 20 and met >= _COMMON * self._shapes.total()):
+            self._common.add(shape)
+        return shape in self._common
+
+    def _say_rare(self, shape: tuple[Any, ...]) -> None:
+        sizes = ", ".join(str(tuple(part[0])) for part in shape[1:] if isinstance(part, tuple))
+        self._say(f"batches of the rarer shape {sizes} are not compiled", key=str(shape))
+
+    def _on_side_stream(self, batch: Any, work: Work) -> Tensor:
+        """Run where the capture will be, as autograd remembers the stream of what it allocates."""
+        assert self._stream is not None
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            output = work(batch)
+        current.wait_stream(self._stream)
+        return output
+
+    def _probed(self, batch: Any, work: Work) -> Tensor:
+        with probe() as found:
+            output = self._on_side_stream(batch, work)
+        found += [obstacle for leaf in tree_flatten(batch)[0] if (obstacle := _obstacle(leaf))]
+        if found:
+            self.give_up(found[0])
+        return output
+
+    def _captured(self, key: Hashable, leaves: Sequence[Any], spec: TreeSpec, work: Work) -> Tensor:
+        if len(self._graphs) == _MOST_GRAPHS:
+            self._say(f"{_MOST_GRAPHS} shapes are captured; further ones run as they stand")
+            return self._on_side_stream(tree_unflatten(leaves, spec), work)
+        assert self._stream is not None
+        try:
+            graph = _Graph(leaves, spec, work, self._stream, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the user's code or the driver says against it
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self.give_up(f"{where_raised(error)}: {first_line}")
+            return self._on_side_stream(tree_unflatten(leaves, spec), work)
+        self._graphs[key] = graph
+        self.replays += 1
+        return graph.replay(leaves)
+
+    def _say(self, text: str, key: str = "") -> None:
+        if (key or text) not in self._said:
+            self._said.add(key or text)
+            self._notify(text)
+
+
+def _uncompiled(work: Work, batch: Any) -> Tensor:
+    with without_compiler():
+        return work(batch)
+
+
+class _Graph:
+    """Work captured once: inputs that it reads from, an output that it writes to."""
+
+    def __init__(self, leaves: Sequence[Any], spec: TreeSpec, work: Work, stream: torch.cuda.Stream, pool: Any) -> None:
+        self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._graph = torch.cuda.CUDAGraph()
+        # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._output = work(tree_unflatten(self._inputs, spec))
+
+    def replay(self, leaves: Sequence[Any]) -> Tensor:
+        for own, given in zip(self._inputs, leaves, strict=True):
+            if isinstance(own, Tensor):
+                own.copy_(given, non_blocking=True)
+        self._graph.replay()
+        return self._output
+
+
+def _describe(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return (leaf.shape, leaf.dtype, leaf.device)
+    return leaf if isinstance(leaf, _CONSTANTS) else type(leaf)
+
+
+_CONSTANTS = (bool, int, float, str, type(None))
+"""Kinds of leaves that are a part of the shape: a graph holds them as they are."""
+
+
+def _obstacle(leaf: Any) -> str:
+    """Why a graph could not follow this part of a batch."""
+    if isinstance(leaf, Tensor):
+        return "" if leaf.device.type == "cuda" else "the batch is on the CPU: move it to the GPU before the step"
+    kind = type(leaf).__name__
+    return (
+        ""
+        if isinstance(leaf, _CONSTANTS)
+        else f"the batch holds a {kind}: tensors in dicts, lists and tuples can be followed"
+    )

@@ -1,0 +1,86 @@
+"""How much arithmetic a model needs, and how fast the device multiplies matrices: together, the MFU."""
+
+import copy
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hotloop.data.dataset import Dataset, sample_fields
+from hotloop.tasks.task import Task
+from hotloop.train.random_state import drawn_from
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What the speed of a training is measured against.
+
+    Attributes:
+        flops_per_sample: forward and backward, as the model is defined; recomputation does not count. 0: not known.
+        matrix_rate: FLOP/s of a large matrix product in the training's precision, measured. 0: not known.
+    """
+
+    flops_per_sample: float = 0.0
+    matrix_rate: float = 0.0
+
+    def rate(self, samples_per_second: float) -> float:
+        """The model's FLOP/s."""
+        return self.flops_per_sample * samples_per_second
+
+    def mfu(self, samples_per_second: float) -> float:
+        """Share of the matrix rate that the model's FLOP/s are, 0 to 1; 0 if not known."""
+        return self.rate(samples_per_second) / self.matrix_rate if self.matrix_rate else 0.0
+
+
+def flops_per_sample(task: Task, dataset: Dataset, seed: int) -> float:
+    """FLOP of matrix products, convolutions and attention for one sample, forward and backward; 0 if not known.
+
+    Counted on tensors without data (torch's "meta" device): nothing is computed and no memory taken. Attention counts
+    in full, masked or not.
+    """
+    samples = 2  # batch normalisation needs more than one
+    task = copy.copy(task)  # what it caches on the way is of no use elsewhere
+    try:
+        with drawn_from(seed), torch.device("meta"):
+            model = task.model()
+            fields = sample_fields(dataset, seed)
+            batch = {
+                name: torch.empty((samples, *field.shape), dtype=getattr(torch, field.dtype.name))
+                for name, field in fields.items()
+            }
+            if task.random_numbers:
+                batch["random"] = torch.empty(samples, task.random_numbers)
+            with FlopCounterMode(display=False) as counter:
+                ready = task.prepare(batch, training=True)
+                task.loss(task.forward(model, ready), ready).backward()  # type: ignore[no-untyped-call]
+        return float(counter.get_total_flops()) / samples
+    except Exception:  # a model that needs real numbers to run: its FLOPs stay unknown, nothing else
+        return 0.0
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of a matrix product in the given precision: of 8192³ on a GPU (about 50 ms), of 1024³ on a CPU."""
+    size, repeats = (8192, 5) if device.type == "cuda" else (1024, 3)
+    dtype = _DTYPES.get(precision, torch.bfloat16)
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    for _ in range(2):
+        a @ b
+    seconds = [_seconds_of_product(a, b) for _ in range(repeats)]
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def _seconds_of_product(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.device.type == "cpu":
+        started = time.perf_counter()
+        a @ b
+        return time.perf_counter() - started
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    a @ b
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

@@ -1,0 +1,150 @@
+"""Everything that a training needs before it starts: task, data, model, step. What is wrong is found here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import Job
+from hotloop.core.machine import Machine
+from hotloop.data.arrays import ArrayDataset
+from hotloop.data.dataset import Dataset
+from hotloop.data.loader import LoaderSettings
+from hotloop.tasks.task import Task, Tensors, load_task
+from hotloop.train.blocks import recompute_activations
+from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
+from hotloop.train.loop import prepares_in_step
+from hotloop.train.optimizer import make_optimizer
+from hotloop.train.precision import keep_in_fp32, use_float8
+from hotloop.train.random_state import seed_everything
+from hotloop.train.resolve import Choice, apply_settings, choose_compile, resolve
+from hotloop.train.schedule import make_schedule
+from hotloop.train.source import ArraySource
+from hotloop.train.step import Step, StepSettings
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job whose task, data and model are there.
+
+    Attributes:
+        job: as resolved.
+        choices: what "auto" stands for.
+        train_source: batches to train on, if they need no workers.
+    """
+
+    job: Job
+    choices: list[Choice]
+    task: Task
+    datasets: list[tuple[Dataset, LoaderSettings]]
+    train_source: ArraySource | None
+    step: Step
+    arithmetic: Arithmetic
+
+
+def prepare(job: Job, machine: Machine, notify: Callable[[str], None]) -> Ready:
+    """Resolve a job and make its parts.
+
+    Args:
+        notify: told, in a line each, what cannot be done as fast as it could be.
+
+    Raises:
+        InputError: the job, its data or its model cannot be used.
+    """
+    job, choices = resolve(job, machine)
+    apply_settings(job)
+    seed_everything(job.seed)
+    task = load_task(job)
+    datasets = _datasets(job, task)
+    train, settings = datasets[0]
+    model = _make_model(job, task, len(train))
+    flops = flops_per_sample(task, train, job.seed)
+    job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
+    device = torch.device(job.device)
+    source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
+    step = _make_step(job, task, model, source, len(train), notify)
+    arithmetic = Arithmetic(flops, matrix_rate(device, job.precision))
+    return Ready(job, [*choices, *more], task, datasets, source, step, arithmetic)
+
+
+def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
+    train, val = task.data("train"), task.data("val")
+    if train is None:
+        raise InputError("the task has no training data", 'its data("train") gave None', "return a hotloop.Dataset")
+    for name, dataset in (("train", train), ("val", val)):
+        if dataset is not None and len(dataset) == 0:
+            raise InputError(f'the data set of "{name}" has 0 samples', "there is nothing to read", "name other data")
+    if job.data.batch_size > len(train):
+        raise InputError(
+            f"data.batch_size = {job.data.batch_size} is more than the {len(train)} samples of {job.data.train}",
+            "not one batch could be filled",
+            f"--set data.batch_size={len(train)}",
+        )
+    on_damaged = job.data.on_corrupt
+    settings = LoaderSettings(job.data.batch_size, job.seed, True, job.data.drop_last, on_damaged)
+    datasets = [(train, settings)]
+    if val is not None:
+        on_damaged_val = "drop" if on_damaged == "replace" else on_damaged
+        size = min(int(job.data.val_batch_size), len(val))
+        datasets.append((val, LoaderSettings(size, job.seed, False, False, on_damaged_val)))
+    return datasets
+
+
+def _make_model(job: Job, task: Task, samples: int) -> nn.Module:
+    model = task.model()
+    if samples % job.data.batch_size == 1 and not job.data.drop_last and _has_batch_norm(model):
+        raise InputError(
+            f"the last batch of {samples} samples in batches of {job.data.batch_size} has 1 sample",
+            "batch normalisation cannot normalise over one",
+            "--set data.drop_last=true",
+        )
+    if job.precision == "float8":
+        use_float8(model)
+    if job.speed.activations != "keep":
+        recompute_activations(model, job.speed.activations)
+    volumes = any(parameter.ndim == 5 for parameter in model.parameters())  # channels_last is for four dimensions
+    layout = torch.channels_last if job.speed.channels_last and not volumes else torch.contiguous_format
+    model.to(device=job.device, memory_format=layout)  # type: ignore[call-overload]
+    keep_in_fp32(model, job.model.keep_fp32)
+    return model
+
+
+def _make_step(
+    job: Job, task: Task, model: nn.Module, source: ArraySource | None, samples: int, notify: Callable[[str], None]
+) -> Step:
+    optimizer = task.optimizer(model) or make_optimizer(job.optimizer, model)
+    steps = count_steps(job, samples)
+    schedule = make_schedule(job.schedule, steps, steps // job.train.epochs)
+    settings = StepSettings(
+        precision=job.precision,
+        clip_norm=job.train.clip_norm,
+        ema=job.train.ema,
+        compile={True: "model", False: "", "blocks": "blocks"}[job.speed.compile],
+        graph=bool(job.speed.graph),
+        recover=job.speed.recover,
+    )
+    in_step = prepares_in_step(task)
+
+    def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
+        if in_step:
+            batch = task.prepare(source.expand(batch) if source else batch, training=True)
+        return task.loss(task.forward(model, batch), batch)
+
+    return Step(model, loss, optimizer, schedule, settings, notify)
+
+
+def count_steps(job: Job, samples: int) -> int:
+    """Optimizer steps of a whole run over so many samples an epoch."""
+    batches = samples // job.data.batch_size if job.data.drop_last else -(-samples // job.data.batch_size)
+    return job.train.epochs * -(-batches // job.train.accumulate)
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable parameters."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,241 @@
+"""Where the loop's batches come from: from a loader's workers, or from arrays that are on the device already."""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotloop.data.arrays import ArrayDataset
+from hotloop.data.dataset import Dataset
+from hotloop.data.loader import Batch, Loader, LoaderSettings
+from hotloop.data.random import epoch_order, sample_numbers
+
+Tensors = Mapping[str, Tensor]
+
+RANDOM = "random"
+"""Name in a batch of the samples' random numbers, float32 (B, numbers)."""
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A batch whose tensors are on the device, or on their way there.
+
+    Attributes:
+        tensors: what `Source.expand` makes the samples' tensors from.
+        indices: the samples in it, replacements included, int64 (size,).
+        epoch: which pass.
+        number: which batch of the epoch, from 0.
+    """
+
+    tensors: Tensors
+    indices: np.ndarray
+    epoch: int
+    number: int
+
+    @property
+    def size(self) -> int:
+        return len(self.indices)
+
+
+class Source(Protocol):
+    """Batches of one data set on one device, in the order that seed and epoch say.
+
+    Attributes:
+        damages: each damaged sample met, by name; its reason.
+    """
+
+    settings: LoaderSettings
+    damages: dict[str, str]
+
+    @property
+    def dataset(self) -> Dataset:
+        """What the batches are of."""
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+
+    def size(self, number: int) -> int:
+        """Samples of batch `number` of an epoch, damage not counted."""
+
+    def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
+        """Batches from `start` of `epoch` on, through `epochs` passes."""
+
+    def expand(self, tensors: Tensors) -> Tensors:
+        """The samples' own tensors; runs on the device and may be captured into a graph."""
+
+
+class ArraySource:
+    """Batches gathered from arrays.
+
+    The order and the random numbers of an epoch are copied to the device once; a batch is then a slice of the order.
+    With arrays on the device `expand` gathers there, with larger ones the host gathers.
+
+    Args:
+        numbers: random numbers a sample, for `Task.prepare`.
+    """
+
+    _DEVICE_SHARE = 0.25
+    """Of the free memory of a GPU that arrays may take."""
+
+    def __init__(self, dataset: ArrayDataset, settings: LoaderSettings, device: torch.device, numbers: int = 0) -> None:
+        self.settings = settings
+        self.damages: dict[str, str] = {}
+        self._dataset = dataset
+        self._numbers = numbers
+        self._device = device
+        self._home = device if _fits(dataset.size_bytes, device, self._DEVICE_SHARE) else torch.device("cpu")
+        self._arrays = {name: torch.from_numpy(array).to(self._home) for name, array in dataset.arrays.items()}
+        self._order = torch.arange(len(dataset), device=self._home)
+        self._random = torch.zeros(len(dataset), numbers, device=self._home)
+
+    @property
+    def dataset(self) -> Dataset:
+        return self._dataset
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.dataset), self.settings.batch_size)
+        return whole if self.settings.drop_last or not rest else whole + 1
+
+    def size(self, number: int) -> int:
+        return min(self.settings.batch_size, len(self.dataset) - number * self.settings.batch_size)
+
+    def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
+        size = self.settings.batch_size
+        drawn = self._draw(epoch)
+        for current in range(epoch, epoch + epochs):
+            order = self._begin(*drawn)
+            for number in range(start if current == epoch else 0, len(self)):
+                if number == len(self) - 1 and current + 1 < epoch + epochs:
+                    drawn = self._draw(current + 1)  # while the device is busy with what is queued
+                chosen = self._order[number * size : (number + 1) * size]
+                tensors = {"indices": chosen} if self._home == self._device else self._sent(chosen)
+                yield DeviceBatch(tensors, order[number * size : (number + 1) * size], current, number)
+
+    def expand(self, tensors: Tensors) -> Tensors:
+        return self._gather(tensors["indices"]) if self._home == self._device else tensors
+
+    def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Order and random numbers of an epoch."""
+        samples, seed = len(self.dataset), self.settings.seed
+        order = epoch_order(seed, epoch, samples) if self.settings.shuffle else np.arange(samples)
+        return order, sample_numbers(seed, epoch, samples, self._numbers)
+
+    def _begin(self, order: np.ndarray, random: np.ndarray) -> np.ndarray:
+        """Put them where captured graphs read them."""
+        for target, values in ((self._order, torch.from_numpy(order)), (self._random, torch.from_numpy(random))):
+            target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
+        return order
+
+    def _gather(self, indices: Tensor) -> Tensors:
+        gathered = {name: array.index_select(0, indices) for name, array in self._arrays.items()}
+        return {**gathered, RANDOM: self._random.index_select(0, indices)} if self._numbers else gathered
+
+    def _sent(self, indices: Tensor) -> Tensors:
+        pinned = {name: tensor.pin_memory() for name, tensor in self._gather(indices).items()}
+        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in pinned.items()}
+
+
+def _fits(size_bytes: int, device: torch.device, share: float) -> bool:
+    return device.type == "cpu" or size_bytes <= share * torch.cuda.mem_get_info(device)[0]
+
+
+class LoaderSource:
+    """Batches that a loader's workers fill, copied to the device while the step before trains.
+
+    On a GPU a stream of its own copies, so that the training does not wait; `page_locked` keeps the host from waiting.
+
+    Args:
+        numbers: random numbers a sample, for `Task.prepare`.
+    """
+
+    def __init__(self, loader: Loader, device: torch.device, numbers: int = 0) -> None:
+        self.settings = loader.settings
+        self.damages = loader.damages
+        self._loader = loader
+        self._device = device
+        self._numbers = numbers
+        self._table: tuple[int, np.ndarray] = (-1, np.zeros((0, 0)))
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @property
+    def dataset(self) -> Dataset:
+        return self._loader.dataset
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def size(self, number: int) -> int:
+        return self._loader.size(number)
+
+    def expand(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
+        with closing(self._loader.batches(epoch, start, epochs)) as batches:
+            if self._stream is None:
+                for batch in batches:
+                    tensors = {name: torch.from_numpy(array) for name, array in self._arrays(batch).items()}
+                    yield DeviceBatch(tensors, np.asarray(batch.indices), batch.epoch, batch.number)
+            else:
+                yield from self._copied_ahead(batches, self._stream)
+
+    def _copied_ahead(self, batches: Generator[Batch], stream: torch.cuda.Stream) -> Generator[DeviceBatch]:
+        """One batch is on its way while the one before is trained on."""
+        ahead: tuple[DeviceBatch, torch.cuda.Event] | None = None
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                tensors = {name: self._copy(array) for name, array in self._arrays(batch).items()}
+                copied = stream.record_event()
+            if ahead:
+                yield self._handed_over(*ahead)
+            ahead = DeviceBatch(tensors, np.asarray(batch.indices), batch.epoch, batch.number), copied
+            copied.synchronize()  # the loader fills the slot anew once it is asked for the next batch
+        if ahead:
+            yield self._handed_over(*ahead)
+
+    def _handed_over(self, batch: DeviceBatch, copied: torch.cuda.Event) -> DeviceBatch:
+        """To the stream that trains: it waits for the copy, and the memory is not reused before it is done."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(copied)
+        for tensor in batch.tensors.values():
+            tensor.record_stream(current)
+        return batch
+
+    def _arrays(self, batch: Batch) -> dict[str, np.ndarray]:
+        if not self._numbers:
+            return batch.arrays
+        if self._table[0] != batch.epoch:
+            samples = len(self.dataset)
+            self._table = batch.epoch, sample_numbers(self.settings.seed, batch.epoch, samples, self._numbers)
+        return {**batch.arrays, RANDOM: self._table[1][np.asarray(batch.indices)]}
+
+    def _copy(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+@contextmanager
+def page_locked(memory: np.ndarray) -> Iterator[None]:
+    """Let the GPU copy from `memory` by itself while this is open; without the right to, copies are merely slower."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
+    locked = runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success
+    try:
+        yield
+    finally:
+        if locked:
+            torch.cuda.synchronize()
+            runtime.cudaHostUnregister(address)
+
+
+def make_source(
+    dataset: Dataset, settings: LoaderSettings, loader: Loader | None, device: torch.device, numbers: int = 0
+) -> Source:
+    """The source that suits a data set: its arrays, or the loader opened for it."""
+    if isinstance(dataset, ArrayDataset):
+        return ArraySource(dataset, settings, device, numbers)
+    assert loader is not None
+    return LoaderSource(loader, device, numbers)

@@ -1,0 +1,365 @@
+"""The whole step in a CUDA graph: the same numbers as the step as it stands, and a reason where it cannot be."""
+
+import copy
+import gc
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hotloop import HotloopError, Step, StepSettings
+
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    """Sums in one order, so that equal work gives equal bits."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.fp32_precision = "ieee"
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+def loss(model: nn.Module, batch: Pair) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def cnn(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(288, 4),
+    ]
+    return nn.Sequential(*layers).cuda()
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 4)).cuda()
+
+
+def batches(sizes: list[int]) -> list[Pair]:
+    draws = torch.Generator("cuda").manual_seed(1)
+    return [
+        (
+            torch.randn(size, 3, 8, 8, generator=draws, device="cuda"),
+            torch.randint(0, 4, (size,), generator=draws, device="cuda"),
+        )
+        for size in sizes
+    ]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([tensor.detach().float().flatten() for tensor in model.state_dict().values()])
+
+
+def train(step: Step, data: list[Pair], window: int = 1) -> list[float]:
+    losses = []
+    for number, batch in enumerate(data):
+        in_window = min(window, len(data) - number // window * window)
+        last = number % window == in_window - 1
+        losses.append(step(batch, share=1 / in_window, last=last))
+    return [value.item() for value in losses]
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        StepSettings("fp32"),
+        StepSettings("fp32", clip_norm=0.5, ema=0.9),
+        StepSettings("bf16"),
+        StepSettings("fp16", clip_norm=0.5),
+    ],
+    ids=["plain", "clip and average", "bf16", "fp16"],
+)
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_captured_step_is_the_step(
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer], settings: StepSettings, window: int
+) -> None:
+    data = batches([16] * 26)
+    ends = []
+    for graph in (False, True):
+        model = cnn()
+        told: list[str] = []
+        chosen = replace(settings, graph=graph)
+        optimizer = make_optimizer(model)
+        if not graph:  # the same kernels: what capturing switches on is a rounding apart
+            optimizer = type(optimizer)(model.parameters(), **{**_options(optimizer), "fused": True})
+        step = Step(model, loss, optimizer, lambda number: 0.97**number, chosen, told.append)
+        values = train(step, data, window)
+        assert step.captured == graph
+        assert told == []
+        ends.append((values, weights(model), step.averaged and weights(step.averaged), step.number, step.scale))
+    near = 1e-5 if settings.precision == "fp32" else 2e-3  # sums may run in another order
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=near)
+    assert torch.allclose(ends[0][1], ends[1][1], rtol=near, atol=near)
+    if settings.ema:
+        assert torch.allclose(ends[0][2], ends[1][2], rtol=near, atol=near)
+    assert ends[0][3:] == ends[1][3:]
+
+
+def _options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {key: value for key, value in optimizer.defaults.items() if key in ("lr", "momentum", "weight_decay")}
+
+
+def test_dropout_draws_anew_at_each_replay() -> None:
+    model = cnn(dropout=0.5)
+    step = Step(model, loss, torch.optim.SGD(model.parameters(), lr=0.0))
+    values = train(step, batches([16])[:1] * 12)
+    assert step.captured
+    assert len(set(values[4:])) > 4
+
+
+def test_the_returned_losses_stay_what_they_are() -> None:
+    step = Step(linear(), loss, sgd(model := linear()))
+    step = Step(model, loss, sgd(model))
+    kept = [step(batch) for batch in batches([8]) * 10]
+    assert len({value.item() for value in kept}) == 10
+
+
+def test_a_rare_shape_is_captured_too_and_counts_the_same() -> None:
+    data = batches(([16] * 7 + [5]) * 6)
+    ends = []
+    for graph in (False, True):
+        model, told = cnn(), []
+        step = Step(model, loss, sgd(model), settings=StepSettings(graph=graph), notify=told.append)
+        train(step, data)
+        ends.append(weights(model))
+    assert torch.allclose(ends[0], ends[1], rtol=1e-5, atol=1e-6)
+    assert told == []
+
+
+def waits(model: nn.Module, batch: Pair) -> Tensor:
+    value = loss(model, batch)
+    return value if value.item() > -1 else value * 2
+
+
+def draws(model: nn.Module, batch: Pair) -> Tensor:
+    return loss(model, batch) * (1 + random.random() * 0)
+
+
+def picks(model: nn.Module, batch: Pair) -> Tensor:
+    chosen = batch[1] < 2
+    return functional.cross_entropy(model(batch[0])[chosen], batch[1][chosen])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (waits, "`return value if value.item() > -1 else value * 2` ("),
+        (draws, "random numbers are drawn from random on the host"),
+        (picks, "`return functional.cross_entropy(model(batch[0])[chosen], batch[1][chosen])` ("),
+    ],
+)
+def test_what_cannot_be_captured_is_named_once_and_trains_the_same(kind: Any, reason: str) -> None:
+    data = batches([16] * 10)
+    plain, model = linear(), linear()
+    told: list[str] = []
+    step = Step(model, kind, sgd(model), notify=told.append)
+    values = train(step, data)
+    expected = train(Step(plain, kind, sgd(plain), settings=StepSettings(graph=False)), data)
+    assert values == pytest.approx(expected, rel=1e-5)
+    assert not step.captured
+    assert len(told) == 1
+    assert reason in told[0]
+    assert step.not_captured
+
+
+def test_batches_on_the_cpu_are_a_reason() -> None:
+    def from_cpu(model: nn.Module, batch: Pair) -> Tensor:
+        return loss(model, (batch[0].cuda(), batch[1].cuda()))
+
+    told: list[str] = []
+    model = linear()
+    step = Step(model, from_cpu, sgd(model), notify=told.append)
+    train(step, [(images.cpu(), labels.cpu()) for images, labels in batches([8] * 6)])
+    assert len(told) == 1
+    assert "`return loss(model, (batch[0].cuda(), batch[1].cuda()))`" in told[0] or "the batch is on the CPU" in told[0]
+
+
+class Signs(torch.optim.Optimizer):
+    """An optimizer of a user's own that knows nothing of graphs."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad.sign(), alpha=-float(group["lr"]))
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_an_optimizer_that_cannot_be_captured_runs_after_captured_gradients(window: int) -> None:
+    data = batches([16] * 12)
+    ends = []
+    for graph in (False, True):
+        model, told = linear(), []
+        step = Step(
+            model, loss, Signs(model.parameters(), lr=0.001), lambda number: 1 / (number + 1),
+            StepSettings(graph=graph), told.append,
+        )  # fmt: skip
+        values = train(step, data, window)
+        ends.append((values, weights(model)))
+        assert step.captured == graph
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    assert torch.allclose(ends[0][1], ends[1][1], atol=1e-6)
+    assert told == [
+        "the optimizer's step is not captured into the CUDA graph: Signs has neither a fused nor a capturable form"
+    ]
+
+
+def test_a_scheduler_of_the_users_own_reaches_a_captured_step() -> None:
+    data = batches([16] * 12)
+    ends = []
+    for graph in (False, True):
+        model = linear()
+        optimizer = sgd(model)
+        step = Step(model, loss, optimizer, settings=StepSettings(graph=graph))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        for batch in data:
+            step(batch)
+            scheduler.step()
+        ends.append(weights(model))
+        assert step.captured == graph
+        assert step.learning_rate == pytest.approx(0.1 * 0.8**12, rel=1e-4)
+    assert torch.allclose(ends[0], ends[1], atol=1e-6)
+
+
+def test_another_weight_decay_is_captured_anew() -> None:
+    data = batches([16] * 20)
+    ends = []
+    for graph in (False, True):
+        model = linear()
+        optimizer = sgd(model)
+        step = Step(model, loss, optimizer, settings=StepSettings(graph=graph))
+        for number, batch in enumerate(data):
+            if number == 10:
+                optimizer.param_groups[0]["weight_decay"] = 0.1
+            step(batch)
+        ends.append(weights(model))
+        assert step.captured == graph
+    assert torch.allclose(ends[0], ends[1], atol=1e-6)
+
+
+def test_a_loaded_state_is_captured_anew() -> None:
+    data = batches([16] * 12)
+    through, first, second = cnn(), cnn(), cnn()
+    steps = [Step(model, loss, adam(model), settings=StepSettings(ema=0.5)) for model in (through, first, second)]
+    train(steps[0], data)
+    train(steps[1], data[:6])
+    train(steps[2], data[:5])
+    steps[2].load_state_dict(copy.deepcopy(steps[1].state_dict()))
+    train(steps[2], data[6:])
+    assert torch.allclose(weights(second), weights(through), rtol=1e-4, atol=1e-5)
+    assert steps[2].number == 12
+
+
+def test_compiled_and_captured_agree_with_neither() -> None:
+    data = batches([16] * 8 + [6] + [16] * 3)
+    ends = []
+    for compiled in ("", "model"):
+        model, told = cnn(), []
+        settings = StepSettings(compile=compiled, graph=bool(compiled))
+        step = Step(model, loss, sgd(model), settings=settings, notify=told.append)
+        values = train(step, data)
+        ends.append((values, weights(model)))
+    assert step.captured
+    assert told == ["batches of the rarer shape (6, 3, 8, 8), (6,) are not compiled"]
+    assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-3)
+    assert torch.allclose(ends[0][1], ends[1][1], atol=1e-3)
+
+
+class Breaks(nn.Module):
+    """A model that the compiler refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            raise RuntimeError("not while compiling")
+        result: Tensor = self.inner(x)
+        return result
+
+
+def test_a_model_that_does_not_compile_runs_as_it_stands() -> None:
+    model, told = Breaks(), []
+    step = Step(model, loss, sgd(model), settings=StepSettings(compile="model"), notify=told.append)
+    values = train(step, batches([16]) * 6)
+    assert values[-1] < values[0]
+    assert step.captured
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_out_of_memory_is_recovered_with_the_same_gradient(window: int) -> None:
+    """Layers whose activations pass a cap on the process's memory; in pieces they do not."""
+    width, size = 4096, 16384
+
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(64, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)
+        ).cuda()
+
+    draws = torch.Generator("cuda").manual_seed(0)
+    data = [
+        (
+            torch.randn(size, 64, device="cuda", generator=draws),
+            torch.randint(0, 8, (size,), device="cuda", generator=draws),
+        )
+        for _ in range(8)
+    ]
+    ends = []
+    total = torch.cuda.mem_get_info()[1]
+    for room in (0, int(0.9 * 2**30)):
+        model, told = wide(), []
+        step = Step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), notify=told.append)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if room:
+            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+        try:
+            values = train(step, data, window)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        ends.append((values, weights(model)))
+    assert step.pieces > 1
+    assert step.captured
+    assert any("out of memory; each batch is now trained on in" in line for line in told)
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-4)
+    assert torch.allclose(ends[0][1], ends[1][1], atol=1e-5)
+
+
+def test_a_sample_that_does_not_fit_is_an_error() -> None:
+    model = linear()
+
+    def greedy(model: nn.Module, batch: Pair) -> Tensor:
+        return loss(model, batch) + torch.zeros(2**42, device="cuda").sum()
+
+    step = Step(model, greedy, sgd(model), notify=lambda text: None)
+    with pytest.raises(HotloopError, match="a single sample does not fit into the GPU's memory"):
+        step(batches([8])[0])
