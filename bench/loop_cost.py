@@ -114,7 +114,7 @@ def raw_graph(batches: Batches, device: str) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         step()
 
-    kept = (model, optimizer)  # the graph knows addresses only
+    kept = step  # and all that it uses: the graph knows addresses only
 
     def one_pass() -> None:
         assert kept

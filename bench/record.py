@@ -35,8 +35,8 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def publish(name: str, content: dict[str, Any], as_json: bool) -> None:
-    """Write `results/NAME.json` and print it, or a line a figure."""
+def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Write `results/NAME.json`: the content with machine, versions, date and command."""
     machine = asdict(read_machine())
     machine.pop("hostname")
     whole = {
@@ -48,6 +48,12 @@ def publish(name: str, content: dict[str, Any], as_json: bool) -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n")
+    return whole
+
+
+def publish(name: str, content: dict[str, Any], as_json: bool) -> None:
+    """Record it and print it, or a line a figure."""
+    whole = record(name, content)
     if as_json:
         print(json.dumps(whole))
     else:

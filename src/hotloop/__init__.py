@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from hotloop.tasks.task import Example as Example
     from hotloop.tasks.task import Task as Task
     from hotloop.train.checkpoint import Checkpointer as Checkpointer
+    from hotloop.train.memory import LeakDetector as LeakDetector
+    from hotloop.train.memory import MemoryMarks as MemoryMarks
+    from hotloop.train.memory import MemoryReport as MemoryReport
+    from hotloop.train.memory import memory_report as memory_report
     from hotloop.train.preemption import Preemption as Preemption
     from hotloop.train.step import Step as Step
     from hotloop.train.step import StepSettings as StepSettings
@@ -44,6 +48,10 @@ _HOMES = {
     "Example": "tasks.task",
     "Task": "tasks.task",
     "Checkpointer": "train.checkpoint",
+    "LeakDetector": "train.memory",
+    "MemoryMarks": "train.memory",
+    "MemoryReport": "train.memory",
+    "memory_report": "train.memory",
     "Preemption": "train.preemption",
     "Step": "train.step",
     "StepSettings": "train.step",

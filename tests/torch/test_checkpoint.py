@@ -1,17 +1,24 @@
+import errno
+import hashlib
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from hotloop import Checkpointer
+from hotloop import ArrayDataset, Checkpointer
 from hotloop.core.errors import CheckpointError, InputError
+from hotloop.core.job import parse_job
 from hotloop.core.units import Interval
-from hotloop.train.checkpoint import SaveSchedule, load_checkpoint, named_checkpoint, young_interval
+from hotloop.train.checkpoint import Loaded, SaveSchedule, load_checkpoint, named_checkpoint, young_interval
+from hotloop.train.resume import check_identity, identity
 
 
 def state(number: int) -> dict[str, object]:
@@ -42,9 +49,27 @@ def damage(path: Path, kind: str) -> None:
             (path / "manifest.json").write_text('{"format": 1, "fi')
         case "manifest odd":
             (path / "manifest.json").write_text("[]")
+        case "manifest no text":
+            (path / "manifest.json").write_bytes(b"\x80" + (path / "manifest.json").read_bytes())
+        case "manifest deep":
+            (path / "manifest.json").write_text("[" * 100_000)
+        case "files odd":
+            change_manifest(path, files=["state.pt"])
+        case "no file":
+            change_manifest(path, files={})
 
 
 DAMAGES = ["flipped bit", "cut", "empty", "gone", "manifest gone", "manifest cut", "manifest odd"]
+DAMAGES += ["manifest no text", "manifest deep", "files odd", "no file"]
+
+
+def change_manifest(path: Path, **changes: object) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -107,11 +132,97 @@ def test_no_changed_bit_is_accepted(tmp_path_factory: pytest.TempPathFactory, pl
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path, [1, 2])[1]
+    change_manifest(path, format=2)
+    before = listing(tmp_path)
+    for read in (lambda: load_checkpoint(path), Checkpointer(tmp_path).latest, Checkpointer(tmp_path).latest):
+        with pytest.raises(CheckpointError, match="is of format 2"):
+            read()
+    assert listing(tmp_path) == before
+
+
+def test_when_all_are_damaged_no_start_trains_from_zero(tmp_path: Path) -> None:
+    for path in filled(tmp_path, [1, 2]):
+        damage(path, "cut")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none of the 2 checkpoints") as caught:
+            Checkpointer(tmp_path).latest()
+        assert "damaged-epoch-0000-step-00000001" in caught.value.cause
+
+
+def test_when_all_are_abandoned_no_start_trains_from_zero(tmp_path: Path) -> None:
+    filled(tmp_path, [1, 2])
+    Checkpointer(tmp_path).abandon_after((0, 0))
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        Checkpointer(tmp_path).latest()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_file_that_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    filled(tmp_path, [1, 2])
+    before = listing(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", fails)
+        with pytest.raises(CheckpointError, match=os.strerror(number)):
+            Checkpointer(tmp_path).latest()
+    assert listing(tmp_path) == before
+    loaded = Checkpointer(tmp_path).latest()
+    assert loaded is not None
+    assert loaded.state["number"] == 2
+
+
+def test_the_order_is_that_of_numbers(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    for epoch in (9_998, 9_999, 10_000):
+        path = checkpointer.save(state(epoch), step=2 * epoch, epoch=epoch)
+        assert path.exists()
+    assert listing(tmp_path) == ["epoch-10000-step-00020000", "epoch-9999-step-00019998"]
+    loaded = checkpointer.latest()
+    assert loaded is not None
+    assert loaded.position == (10_000, 20_000)
+
+
+def test_what_was_just_written_stays(tmp_path: Path) -> None:
+    filled(tmp_path, [1, 2])
+    assert Checkpointer(tmp_path, keep=1).save(state(0), step=0).exists()
+
+
+def test_at_least_one_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="keep is 0"):
+        Checkpointer(tmp_path, keep=0)
+
+
+def test_stray_files_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("epoch-0000-notes", "epoch-0000-step-00000000", "epoch-9999-step-00000009.tar"):
+        (tmp_path / name).write_text("a user's own")
+    filled(tmp_path, [1, 2, 3], keep=1)
+    loaded = Checkpointer(tmp_path).latest()
+    assert loaded is not None
+    assert loaded.state["number"] == 3
+    assert len(listing(tmp_path)) == 4
+
+
+def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
     path = filled(tmp_path, [1])[0]
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
-    with pytest.raises(CheckpointError, match="is of format 2"):
-        load_checkpoint(path)
+    path.rename(tmp_path / f".{path.name}.old")
+    loaded = Checkpointer(tmp_path).latest()
+    assert loaded is not None
+    assert loaded.path == path
+    assert listing(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("odd", [Path("a"), np.float64(1), np.zeros(3), frozenset({1})], ids=repr)
+def test_a_state_that_could_not_be_loaded_is_not_saved(tmp_path: Path, odd: object) -> None:
+    path = filled(tmp_path, [1])[0]
+    with pytest.raises(CheckpointError, match="could never be read again"):
+        Checkpointer(tmp_path, keep=1).save({"odd": odd}, step=2)
+    assert listing(tmp_path) == [path.name]
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
@@ -119,10 +230,14 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, (f"touch {tmp_path}/ran",)
 
-    Checkpointer(tmp_path).save({"evil": Evil()}, step=1)
-    with pytest.raises(Exception, match=r"(?i)weights.only"):
-        load_checkpoint(tmp_path / "epoch-0000-step-00000001")
-    assert not (tmp_path / "ran").exists()
+    path = filled(tmp_path, [1])[0]
+    torch.save({"evil": Evil()}, path / "state.pt")
+    content = (path / "state.pt").read_bytes()
+    described = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    change_manifest(path, files={"state.pt": described})
+    with pytest.raises(CheckpointError, match=r"(?i)weights.only"):
+        Checkpointer(tmp_path).latest()
+    assert listing(tmp_path) == [path.name]
 
 
 def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path) -> None:
@@ -145,6 +260,48 @@ def test_a_path_names_a_checkpoint_or_a_run(tmp_path: Path) -> None:
     assert named_checkpoint(tmp_path).state["number"] == 3
     with pytest.raises(InputError, match="no checkpoint at"):
         named_checkpoint(tmp_path / "nowhere")
+
+
+def test_naming_a_run_changes_nothing_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    paths = filled(folder, [1, 2, 3])
+    damage(paths[2], "cut")
+    (folder / ".epoch-0000-step-00000004.tmp").mkdir()
+    before = listing(folder)
+    warnings: list[str] = []
+    assert named_checkpoint(tmp_path, warnings.append).state["number"] == 2
+    assert str(paths[2]) in warnings[0]
+    for path in paths[:2]:
+        damage(path, "cut")
+    with pytest.raises(CheckpointError, match="none of the 3 checkpoints"):
+        named_checkpoint(tmp_path)
+    assert listing(folder) == before
+
+
+def test_going_back_to_a_copy_abandons_what_is_newer_whatever_the_copy_is_called(tmp_path: Path) -> None:
+    paths = filled(tmp_path, [9, 10, 11])
+    shutil.copytree(paths[1], tmp_path / "mybest")
+    checkpointer = Checkpointer(tmp_path, keep=9)
+    checkpointer.abandon_after(named_checkpoint(tmp_path / "mybest").position)
+    assert listing(tmp_path) == [f"abandoned-{paths[2].name}", paths[0].name, paths[1].name, "mybest"]
+
+
+def test_a_checkpoint_that_no_job_saved_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no identity, job, step, random, progress"):
+        check_identity(load_checkpoint(filled(tmp_path, [1])[0]), {})
+
+
+def test_what_is_decayed_decides_what_comes_next(tmp_path: Path) -> None:
+    def identity_with(decay_vectors: bool) -> dict[str, str]:
+        raw = {"data": {"train": "x"}, "model": {"name": "m"}, "optimizer": {"decay_vectors": decay_vectors}}
+        return identity(parse_job(raw, "job"), nn.Linear(2, 2), ArrayDataset({"x": np.zeros(4)}))
+
+    state = {"identity": identity_with(False), "job": {}, "step": {}, "random": {}, "progress": {}}
+    loaded = Loaded(tmp_path, state, (0, 1))
+    check_identity(loaded, identity_with(False))
+    with pytest.raises(InputError, match=r"optimizer.decay_vectors = false"):
+        check_identity(loaded, identity_with(True))
 
 
 def test_youngs_interval() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hotloop import HotloopError, Step, StepSettings
+from hotloop.train.pieces import Pieces, cut
 
 Pair = tuple[Tensor, Tensor]
 
@@ -166,3 +167,74 @@ def test_learning_goes_down() -> None:
     batch = batches([16])[0]
     values = [step(batch).item() for _ in range(10)]
     assert all(later < earlier for earlier, later in pairwise(values))
+
+
+def test_settings_changed_since_a_save_take_effect() -> None:
+    def make(weight_decay: float, precision: str) -> Step:
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=weight_decay)
+        return Step(model, loss, optimizer, lambda number: 0.5, StepSettings(precision))
+
+    before, after = make(0.0, "fp32"), make(0.3, "fp16")
+    before(batches([8])[0])
+    after.load_state_dict(before.state_dict())
+    after(batches([8])[0])
+    assert after.optimizer.param_groups[0]["weight_decay"] == 0.3
+    assert after.number == 2
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_that_runs_out_of_memory_is_repeated_in_pieces_with_the_same_gradient(window: int) -> None:
+    """A loss that fails on more than 5 samples stands for a small memory."""
+    limit = 16
+
+    def greedy(model: nn.Module, batch: Pair) -> Tensor:
+        value = loss(model, batch)
+        if len(batch[1]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return value
+
+    data = batches([16] * 6)
+    ends = []
+    for limit in (16, 5):  # noqa: B007, greedy reads it
+        model, told = linear(), []
+        step = Step(model, greedy, sgd(model), notify=told.append)
+        values = [step(b, share=1 / window, last=n % window == window - 1).item() for n, b in enumerate(data)]
+        ends.append((values, weights(model)))
+    assert step.pieces == 4
+    assert step.number == 6 // window
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    assert torch.allclose(ends[0][1], ends[1][1], atol=1e-6)
+    assert [line.split("; ")[1] for line in told] == [f"each batch is now trained on in {n} pieces" for n in (2, 4)]
+
+
+def test_pieces_grow_back_and_later_each_time_that_is_too_early() -> None:
+    pieces = Pieces(steps_before_growing=3)
+    batch = torch.zeros(8, 1)
+    pieces.halve(batch, "out of memory")
+    pieces.halve(batch, "out of memory")
+    assert [pieces.step_done() for _ in range(3)] == [False, False, True]
+    assert pieces.count == 2
+    pieces.halve(batch, "out of memory")
+    assert [pieces.step_done() for _ in range(6)] == [False] * 5 + [True]
+    assert pieces.count == 2
+
+
+def test_a_single_sample_that_is_too_much_is_an_error() -> None:
+    def greedy(model: nn.Module, batch: Pair) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+    model = linear()
+    step = Step(model, greedy, sgd(model), notify=lambda text: None)
+    with pytest.raises(HotloopError, match="a single sample does not fit"):
+        step(batches([4])[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 20])
+def test_pieces_hold_every_sample_once(count: int) -> None:
+    batch = {"images": torch.arange(16), "scale": torch.tensor(2.0), "names": ("a", torch.arange(16) * 2)}
+    pieces = cut(batch, count)
+    assert torch.equal(torch.cat([piece["images"] for piece, _ in pieces]), batch["images"])
+    assert torch.equal(torch.cat([piece["names"][1] for piece, _ in pieces]), torch.arange(16) * 2)
+    assert sum(share for _, share in pieces) == pytest.approx(1)
+    assert max(share for _, share in pieces) <= -(-16 // count) / 16

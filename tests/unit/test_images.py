@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from hotloop.core.errors import DamagedSample, InputError
 from hotloop.data.decode import Box, decode_crop
+from hotloop.data.image_arrays import load_images
 from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop, find_images
 from hotloop.data.random import sample_generator
 
@@ -67,6 +69,12 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "columns.csv").write_text("file,class\na.png,cat\n")
     (folder / "list.jsonl").write_text('{"path": "a.png"}\n')
     (folder / "nothing.csv").write_text("")
+    (folder / "latin.jsonl").write_bytes('{"path": "é.png", "label": "a"}'.encode("latin-1"))
+    (folder / "latin.csv").write_bytes("path,label\né.png,a".encode("latin-1"))
+    (folder / "quote.csv").write_text('path,label\n"a.png,cat\nb.png,dog\n')
+    (folder / "extra.csv").write_text("path,label\na.png,,cat\n")
+    (folder / "null.jsonl").write_text('{"path": "a.png", "label": null}')
+    (folder / "blank.jsonl").write_text('{"path": "a.png", "label": ""}')
     return {
         "missing": (str(folder / "nowhere"), "no data at"),
         "one class": (str(folder / "one"), "has 1 class; at least 2"),
@@ -75,18 +83,44 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
         "columns": (str(folder / "columns.csv"), "has the columns file, class"),
         "no label": (str(folder / "list.jsonl"), "line 1"),
         "empty list": (str(folder / "nothing.csv"), "has 0 classes"),
+        "latin jsonl": (str(folder / "latin.jsonl"), "cannot read"),
+        "latin csv": (str(folder / "latin.csv"), "cannot read"),
+        "open quote": (str(folder / "quote.csv"), "is no line of a .csv file"),
+        "extra column": (str(folder / "extra.csv"), 'line 2: path is "a.png" and label is ""'),
+        "null label": (str(folder / "null.jsonl"), "line 1"),
+        "blank label": (str(folder / "blank.jsonl"), "line 1"),
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["missing", "one class", "empty class", "no class", "columns", "no label", "empty list"]
-)
+KINDS = ["missing", "one class", "empty class", "no class", "columns", "no label", "empty list"]
+KINDS += ["latin jsonl", "latin csv", "open quote", "extra column", "null label", "blank label"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_bad_data_is_refused_with_its_reason(tmp_path: Path, kind: str) -> None:
     location, text = bad_data(tmp_path)[kind]
     with pytest.raises(InputError) as caught:
         find_images(location)
     assert text in caught.value.what
     assert str(caught.value).count("\n") == 2
+
+
+def test_links_that_lead_up_are_not_followed_and_others_are(make_images: Callable[..., Path]) -> None:
+    folder = make_images(classes=2, each=1)
+    elsewhere = make_images("elsewhere", classes=1, each=3)
+    (folder / "class0/more").symlink_to(elsewhere / "class0")
+    for link, target in (("class0/loop", "class0"), ("class1/up", "."), ("class2", "."), ("class3", "..")):
+        (folder / link).symlink_to(folder / target)
+    (elsewhere / "class0/back").symlink_to(folder / "class0")
+    (folder / "itself").symlink_to(folder / "itself")
+    images = find_images(str(folder))
+    assert images.classes == ("class0", "class1")
+    assert images.labels == (0, 0, 0, 0, 1)
+
+
+def test_lines_of_a_list_end_at_newlines_alone(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label\na\u2028b.png,cat\nc.png,dog\n")
+    assert [Path(path).name for path in find_images(str(tmp_path / "list.csv")).paths] == ["a\u2028b.png", "c.png"]
 
 
 def test_a_label_that_training_does_not_have_is_refused(make_images: Callable[..., Path]) -> None:
@@ -119,6 +153,14 @@ def test_every_colour_mode_becomes_red_green_blue(tmp_path: Path, mode: str) -> 
     assert pixels.shape == (16, 16, 3)
     assert pixels[0, 0].max() < 60
     assert pixels[-1, -1].min() > 195
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
+def test_grey_of_16_bits_is_scaled_not_clipped(tmp_path: Path, name: str) -> None:
+    grey = np.linspace(0, 2**16 - 1, 16 * 16).reshape(16, 16).astype(np.uint16)
+    Image.fromarray(grey).save(tmp_path / name)
+    pixels = decode_crop(str(tmp_path / name), 16, whole, LIMIT)
+    assert np.abs(pixels[..., 0] - grey / 257).max() <= 1
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
@@ -206,3 +248,28 @@ def test_moved_data_is_the_same_data_and_renamed_data_is_not(make_images: Callab
     assert fingerprint(moved) == before
     (moved / "class0/000.png").rename(moved / "class0/999.png")
     assert fingerprint(moved) != before
+
+
+def test_file_names_that_are_no_utf8_have_a_fingerprint(make_images: Callable[..., Path]) -> None:
+    folder = make_images()
+    before = ImageFiles(find_images(str(folder)), 8, CenterCrop(1), LIMIT).fingerprint()
+    os.rename(folder / "class0/000.png", os.fsencode(folder) + b"/class0/caf\xe9.png")
+    assert ImageFiles(find_images(str(folder)), 8, CenterCrop(1), LIMIT).fingerprint() != before
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut", "flipped", "npy"])
+def test_an_array_file_that_cannot_be_read_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "a.npz"
+    np.savez_compressed(file, images=np.ones((20, 8, 8, 3), np.uint8), labels=np.arange(20) % 2)
+    content = bytearray(file.read_bytes())
+    content[60] ^= 255
+    contents = {"empty": b"", "text": b"text", "cut": file.read_bytes()[:100], "flipped": bytes(content)}
+    if kind == "npy":
+        with file.open("wb") as opened:
+            np.save(opened, np.zeros(3))
+    else:
+        file.write_bytes(contents[kind])
+    with pytest.raises(InputError, match="cannot read") as caught:
+        load_images(str(file))
+    assert str(caught.value).count("\n") == 2
+    assert caught.value.cause

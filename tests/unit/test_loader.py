@@ -1,8 +1,13 @@
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.core.errors import DamagedSample, InputError, WorkerError
-from hotloop.data.dataset import Dataset, Field
+from hotloop.data import pool
+from hotloop.data.dataset import Dataset, Field, read_sample
 from hotloop.data.loader import Batch, Loaders, LoaderSettings, workers_for
 from hotloop.data.ring import Ring
 
@@ -168,6 +174,24 @@ def test_loaders_share_workers_without_mixing() -> None:
         assert sorted(order) == list(range(30))
 
 
+def test_two_threads_may_each_have_a_loader() -> None:
+    expected = copies(run(Numbers(200), workers=0, epochs=3))
+    seen: dict[int, list[tuple[tuple[int, ...], list[float]]]] = {0: [], 1: []}
+    settings = LoaderSettings(8, seed=5)
+    with Loaders([(Numbers(200), settings), (Numbers(200), settings)], 2) as loaders:
+
+        def read(number: int) -> None:
+            for batch in loaders[number].batches(epochs=3):
+                seen[number].append((batch.indices, batch.arrays["draw"].tolist()))
+
+        threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert seen == {0: expected, 1: expected}
+
+
 def test_a_second_iteration_waits_for_the_first_to_be_closed() -> None:
     with Loaders([(Numbers(80), LoaderSettings(8))], 1) as (loader,):
         first = loader.batches()
@@ -186,6 +210,177 @@ def test_huge_batches_do_not_lock_up(damaged: tuple[int, ...]) -> None:
         assert len(loader.damages) == len(damaged)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_cannot_be_started_again_ends_the_run(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with Loaders([(Numbers(400), LoaderSettings(8))], workers) as (loader,):
+        batches = loader.batches()
+        next(batches)
+        monkeypatch.setattr(loader._pool._context, "Process", fails)
+        for worker in loader._pool._workers:
+            os.kill(worker.process.pid or 0, signal.SIGKILL)
+        for rest in (batches, loader.batches()):
+            with pytest.raises(WorkerError, match="could not be started"):
+                list(rest)
+
+
+def test_a_worker_that_is_killed_before_it_has_its_data_is_replaced() -> None:
+    with Loaders([(Numbers(40), LoaderSettings(8))], 1) as (loader,):
+        os.kill(loader._pool._workers[0].process.pid or 0, signal.SIGKILL)
+        assert len(list(loader.batches())) == 5
+
+
+class Unloadable:
+    def __reduce__(self) -> tuple[object, tuple[int, int]]:
+        return divmod, (1, 0)
+
+
+class OddReason(Numbers):
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if index == 3:
+            damaged = DamagedSample("number 3", "it is damaged")
+            damaged.reason = Unloadable()  # type: ignore[assignment]
+            raise damaged
+        return super().sample(index, random)
+
+
+def test_an_answer_that_cannot_be_read_ends_the_run() -> None:
+    with pytest.raises(WorkerError) as caught:
+        run(OddReason(40), workers=1)
+    assert "ZeroDivisionError" in caught.value.cause
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_sample_may_be_named_by_objects(workers: int) -> None:
+    with Loaders([(Objects(20), LoaderSettings(8))], workers) as (loader,):
+        assert [batch.size for batch in loader.batches()] == [8, 8, 4]
+        assert loader.damages == {"a/3": "[Errno 5] Input/output error"}
+
+
+class Objects(Numbers):
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if index == 3:
+            raise DamagedSample(Path("a/3"), OSError(5, "Input/output error"))
+        return super().sample(index, random)
+
+
+class Slow(Numbers):
+    """From sample 8 on each takes a minute."""
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if index >= 8:
+            time.sleep(60)
+        return super().sample(index, random)
+
+
+@pytest.mark.parametrize("place", ["in the loader", "in the body"])
+def test_ctrl_c_waits_for_no_slow_sample_and_workers_end_together(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_END_SECONDS", 1.0, raising=False)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with (
+            suppress(KeyboardInterrupt),
+            Loaders([(Slow(80), LoaderSettings(8, shuffle=False))], 4) as (loader,),
+        ):
+            batches = loader.batches()
+            next(batches)
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            if place == "in the loader":
+                next(batches)
+            try:
+                time.sleep(60)
+            finally:
+                batches.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 4
+
+
+def test_an_iteration_that_was_interrupted_can_be_followed_by_another() -> None:
+    class Interrupted(Numbers):
+        def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+            if index == 12 and interrupts:
+                raise interrupts.pop()
+            return super().sample(index, random)
+
+    interrupts = [KeyboardInterrupt()]
+    with Loaders([(Interrupted(40), LoaderSettings(8))], 0) as (loader,):
+        with pytest.raises(KeyboardInterrupt):
+            list(loader.batches())
+        assert len(list(loader.batches())) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_end_with_their_loaders(workers: int) -> None:
+    with Loaders([(Numbers(16), LoaderSettings(8))], workers) as (loader,):
+        begun, closed = loader.batches(), loader.batches()
+        next(begun)
+        begun.close()
+        next(closed)
+    closed.close()
+    for batches in (loader.batches(), begun_after_exit(workers)):
+        with pytest.raises(RuntimeError, match="workers have ended"):
+            next(batches)
+
+
+def begun_after_exit(workers: int) -> Generator[Batch]:
+    with Loaders([(Numbers(16), LoaderSettings(8))], workers) as (loader,):
+        batches = loader.batches()
+        next(batches)
+    return batches
+
+
+class NotHere(Numbers):
+    def __setstate__(self, state: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/scratch/data.h5")
+
+
+def test_a_data_set_that_does_not_arrive_is_told_with_its_error() -> None:
+    with pytest.raises(WorkerError, match="cannot unpickle") as caught:
+        run(NotHere(20), workers=2)
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/scratch/data.h5'" in caught.value.cause
+
+
+def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+            from hotloop.data.loader import Loaders, LoaderSettings
+            from test_loader import Numbers
+
+            with Loaders([(Numbers(400), LoaderSettings(8))], 2) as (loader,):
+                list(loader.batches())
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    child = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=environment)
+    assert "WorkerError: a data worker ended with exit code 1 before it had taken its data" in child.stderr
+    assert 'if __name__ == "__main__":' in child.stderr.splitlines()[-1]
+
+
+def test_a_dropped_sample_is_read_once_and_nothing_in_its_place() -> None:
+    class Counted(Numbers):
+        def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+            asked.append(index)
+            return super().sample(index, random)
+
+    asked: list[int] = []
+    dataset = Counted(200, damaged=tuple(range(1, 200)))
+    with Loaders([(dataset, LoaderSettings(8, shuffle=False, on_damaged="drop"))], 0) as (loader,):
+        asked.clear()
+        assert sum(batch.size for batch in loader.batches()) == 1
+    assert asked == list(range(200))
+
+
+def test_a_replacement_of_another_shape_is_named_itself() -> None:
+    replacement = read_sample(Numbers(40, damaged=(3,)), 5, 0, 3).index
+    with pytest.raises(WorkerError, match=f"array of sample {replacement} has shape"):
+        run(Numbers(40, damaged=(3,), ragged=replacement), 0, shuffle=False)
+
+
 class Texts(Numbers):
     def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         return {"text": np.array("a" * index)}
@@ -202,10 +397,33 @@ def test_samples_of_texts_are_refused() -> None:
         run(Texts(20), workers=0)
 
 
-def test_a_data_set_that_cannot_travel_is_refused() -> None:
+def test_a_data_set_that_cannot_travel_is_refused_and_leaves_nothing_open() -> None:
     dataset = Open(20)
-    with dataset.file, pytest.raises(InputError, match="cannot travel"):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(InputError, match="cannot travel"):
         run(dataset, workers=1)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    dataset.file.close()
+
+
+class Shaped(Numbers):
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        super().__init__(8)
+        self.shapes = shapes
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        return {name: np.zeros(shape) for name, shape in self.shapes.items()}
+
+
+@pytest.mark.parametrize("dataset", [Shaped(x=(0, 3)), Shaped()], ids=["empty array", "no array"])
+def test_samples_without_a_number_are_refused(dataset: Dataset) -> None:
+    with pytest.raises(InputError, match="sample 0 holds no number"):
+        run(dataset, workers=0)
+
+
+def test_a_batch_holds_a_sample_at_least() -> None:
+    with pytest.raises(InputError, match="batch_size is 0"):
+        LoaderSettings(0)
 
 
 def test_an_empty_data_set_is_refused() -> None:

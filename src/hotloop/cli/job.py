@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from hotloop.core.job import Job, load_job, starter_toml
+from hotloop.core.job import STARTERS, Job, load_job, starter_toml
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,12 +20,13 @@ def schema() -> None:
 
 
 @job.command()
-def init() -> None:
+@click.option("--task", type=click.Choice(list(STARTERS)), default="images", help="What is to be trained.")
+def init(task: str) -> None:
     """Print a starter file: every key, its default and what it does.
 
     hotloop job init > job.toml
     """
-    click.echo(starter_toml(), nl=False)
+    click.echo(starter_toml(task), nl=False)
 
 
 @job.command()

@@ -60,10 +60,11 @@ class DamagedSample(HotloopError):
 
     Args:
         name: the file or record.
-        reason: why it cannot be read, in one line.
+        reason: why it cannot be read, in one line; what was caught will do.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: object, reason: object) -> None:
+        name, reason = str(name), str(reason)  # they travel between processes, and into checkpoints
         super().__init__(
             f"{name} cannot be read",
             reason,

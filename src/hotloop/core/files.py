@@ -38,10 +38,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Fill a directory under a temporary name; when the block ends well, fsync all of it and rename it to `path`.
 
-    An older directory of that name is replaced. On an error nothing of the new one is left.
+    An older directory of that name is replaced: it is moved aside before and removed after. On an error nothing of the
+    new one is left and the older stands; what a killed process leaves, `recover` mends.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, old = _beside(path)
+    recover(path)
     temporary.mkdir()
     try:
         yield temporary
@@ -49,9 +50,25 @@ def new_directory(path: Path) -> Iterator[Path]:
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
         fsync_directory(temporary)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
         temporary.rename(path)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        recover(path)
         raise
     fsync_directory(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Mend what a killed `new_directory(path)` left: `path` is the new one if that was done, otherwise the older."""
+    temporary, old = _beside(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(path)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")

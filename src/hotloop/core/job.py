@@ -97,6 +97,16 @@ class ImagesTask(Section):
     augment: AugmentSection = Field(default_factory=lambda: AugmentSection())
 
 
+class TokensTask(Section):
+    """Language modelling: a file of token numbers in, the next token out."""
+
+    name: Literal["tokens"] = Field("tokens", description='the task: "tokens"')
+    context: Annotated[PositiveInt, Field(le=2**20)] = Field(1024, description="tokens that the model sees at once")
+    vocabulary: Annotated[PositiveInt, Field(ge=2, le=2**31)] = Field(
+        50304, description="token numbers; GPT-2's 50,257 are 50,304 here, as matrix units like multiples of 64"
+    )
+
+
 class CustomTask(Section):
     """A task of the user's own: a subclass of `hotloop.Task`."""
 
@@ -104,16 +114,20 @@ class CustomTask(Section):
     arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the class")
 
 
+_TASKS: dict[str, type[Section]] = {"images": ImagesTask, "tokens": TokensTask}
+
+
 def _task_kind(value: object) -> str:
     name = value.get("name", "images") if isinstance(value, dict) else getattr(value, "name", "images")
-    return "custom" if ":" in str(name) else "images"
+    return "custom" if ":" in str(name) else "tokens" if name == "tokens" else "images"
 
 
 class DataSection(Section):
     """What to train on."""
 
     train: str = Field(
-        description="a folder of class folders, a .csv or .jsonl list of path and label, or a .npz of images and labels"
+        description="images: a folder of class folders, a .csv or .jsonl list of path and label, a .npz of images and "
+        "labels. tokens: a .npy or .bin of token numbers"
     )
     val: str | None = Field(None, description="the same for validation; without it nothing is validated")
     batch_size: PositiveInt = Field(64, description="samples a batch")
@@ -130,7 +144,9 @@ class DataSection(Section):
 class ModelSection(Section):
     """What to train."""
 
-    name: str = Field(description='a torchvision or timm model by name, or "module:callable"')
+    name: str = Field(
+        description='images: a torchvision or timm model. tokens: gpt2, llama-3.2-1b, ... Or "module:callable"'
+    )
     arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model's constructor")
     keep_fp32: list[str] = Field(
         default_factory=list, description='layers that compute in fp32, by name or class: ["head", "LayerNorm"]'
@@ -231,7 +247,10 @@ class Job(Section):
         "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
     )
     task: Annotated[
-        Annotated[ImagesTask, Tag("images")] | Annotated[CustomTask, Tag("custom")], Discriminator(_task_kind)
+        Annotated[ImagesTask, Tag("images")]
+        | Annotated[TokensTask, Tag("tokens")]
+        | Annotated[CustomTask, Tag("custom")],
+        Discriminator(_task_kind),
     ] = Field(default_factory=lambda: ImagesTask())
     data: DataSection
     model: ModelSection
@@ -301,13 +320,13 @@ def _override(raw: dict[str, Any], override: str) -> None:
     raw[last] = value
 
 
-def known_keys() -> dict[str, str]:
-    """Every dotted key of a job with its description; a custom task's are not among them."""
+def known_keys(task: str = "images") -> dict[str, str]:
+    """Every dotted key of a job of a ready task with its description."""
 
     def walk(section: type[Section], prefix: str) -> dict[str, str]:
         keys: dict[str, str] = {}
         for name, field in section.model_fields.items():
-            inner = ImagesTask if name == "task" else field.annotation
+            inner = _TASKS[task] if name == "task" else field.annotation
             if isinstance(inner, type) and issubclass(inner, Section):
                 keys |= walk(inner, f"{prefix}{name}.")
             else:
@@ -320,9 +339,10 @@ def known_keys() -> dict[str, str]:
 def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputError:
     """The first thing that is wrong, in words of the file."""
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"] if part not in ("images", "custom")]
+    location = [str(part) for part in first["loc"] if part not in ("images", "tokens", "custom")]
     key = ".".join(location)
-    keys = known_keys()
+    task = raw.get("task")
+    keys = known_keys("tokens" if isinstance(task, dict) and task.get("name") == "tokens" else "images")
     known = next((name for name in keys if key == name or key.startswith(f"{name}.")), key)
     if first["type"] == "extra_forbidden":
         return _unknown(key, "custom" in first["loc"], keys, origin)
@@ -332,7 +352,7 @@ def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputE
         return InputError(what, "it has no default", f"--set {required}=VALUE  ({keys[required]})")
     if key == "task.name":
         what = f'{origin}: unknown task "{first["input"]}"'
-        return InputError(what, "tasks are images, or your own as module:Class", '--set task.name="images"')
+        return InputError(what, "tasks are images, tokens, or your own as module:Class", '--set task.name="images"')
     value: Any = raw
     for part in known.split("."):
         value = value.get(part) if isinstance(value, dict) else value
@@ -376,13 +396,30 @@ STARTER: dict[str, Any] = {
 }
 """What a starter file sets besides the defaults; the keys that have none are among them."""
 
+_TOKENS_STARTER: dict[str, Any] = {
+    "task.name": "tokens",
+    "data.train": "data/train.npy",
+    "data.val": "data/val.npy",
+    "data.batch_size": 32,
+    "model.name": "gpt2",
+    "train.clip_norm": 1.0,
+    "optimizer.name": "adamw",
+    "optimizer.learning_rate": 6e-4,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.arguments": {"betas": [0.9, 0.95]},
+    "schedule.warmup": "500 steps",
+}
 
-def starter_toml() -> str:
+STARTERS = {"images": STARTER, "tokens": _TOKENS_STARTER}
+"""For each ready task."""
+
+
+def starter_toml(task: str = "images") -> str:
     """A job file with every key, its default and its description, made from the model itself."""
-    defaults = parse_job(_nest(STARTER), "starter").model_dump(mode="json")
+    defaults = parse_job(_nest(STARTERS[task]), "starter").model_dump(mode="json")
     lines = ["# A hotloop job. Start it: hotloop train job.toml. Any key: --set train.epochs=3"]
     table = ""
-    for key, description in known_keys().items():
+    for key, description in known_keys(task).items():
         *tables, name = key.split(".")
         if ".".join(tables) != table:
             table = ".".join(tables)

@@ -47,6 +47,7 @@ class Result:
         mfu: model FLOP/s over that; 0 if it is not known.
         captured: whether steps were replays of a CUDA graph.
         not_captured: why they were not, if that was said.
+        memory: bytes when the loop was ready, after the first steps and at the end; see `hotloop.MemoryReport`.
         data_wait_share: share of the training time spent waiting for data, 0 to 1.
         weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
         corrupt_files: each damaged file with its reason, in order of name.
@@ -74,6 +75,7 @@ class Result:
     mfu: float = 0.0
     captured: bool = False
     not_captured: str = ""
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

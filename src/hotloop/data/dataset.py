@@ -60,24 +60,26 @@ class Filled:
     damages: tuple[Damage, ...]
 
 
-_ATTEMPTS = 100
+ATTEMPTS = 100
+"""Samples that are drawn before data counts as damaged altogether."""
 
 
-def read_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> Filled:
+def read_sample(dataset: Dataset, seed: int, epoch: int, index: int, attempts: int = ATTEMPTS) -> Filled:
     """Sample `index`, or the one that takes its place if it is damaged: always the same one.
 
     Raises:
-        DamagedSample: a hundred samples in a row were damaged.
+        DamagedSample: as many samples in a row as there are attempts were damaged.
     """
     damages: list[Damage] = []
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(attempts):
         random = sample_generator(seed, epoch, index, attempt)
         try:
             return Filled(index, dataset.sample(index, random), tuple(damages))
         except DamagedSample as damaged:
             damages.append(Damage(damaged.name, damaged.reason))
             index = int(random.integers(len(dataset)))
-    raise DamagedSample(damages[0].name, f"{damages[0].reason}; so were all {_ATTEMPTS - 1} drawn in its place")
+    others = f"; so were all {attempts - 1} drawn in its place" if attempts > 1 else ""
+    raise DamagedSample(damages[0].name, f"{damages[0].reason}{others}")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
     """Shapes and dtypes of the data set's samples, from the first that can be read.
 
     Raises:
-        InputError: the data set is empty, none of its samples can be read, or they hold texts or objects.
+        InputError: the data set is empty, none of its samples can be read, or they hold nothing, texts or objects.
     """
     if len(dataset) == 0:
         raise InputError("the data set has 0 samples", "there is nothing to train on", "name other data")
@@ -108,4 +110,8 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
                 "samples are arrays or numbers of one fixed type; texts and objects are not",
                 f"return a number for {key}, an index into a list of texts for example",
             )
+    if not any(array.size for array in arrays.values()):
+        shapes = ", ".join(f"{key} of shape {array.shape}" for key, array in arrays.items())
+        fix = "return at least one array that is not empty"
+        raise InputError(f"{dataset.name(0)} holds no number", f"it has {shapes or 'no array'}", fix)
     return {key: Field(array.shape, array.dtype) for key, array in arrays.items()}

@@ -93,8 +93,15 @@ def _decode_other(content: bytes, crop: Callable[[int, int], Box], max_pixels: i
         warnings.simplefilter("ignore")  # Pillow warns of sizes that max_pixels decides on, and of odd metadata
         with Image.open(io.BytesIO(content)) as image:
             _check_size(image.height, image.width, max_pixels)
-            pixels = np.asarray(image.convert("RGB"))
+            pixels = np.asarray(_eight_bits(image).convert("RGB"))
     return pixels, _scaled(crop(pixels.shape[0], pixels.shape[1]), 1.0, 1.0)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """The upper of 16 bits, as Pillow itself takes of 16-bit colours; grey ones it would clip."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:

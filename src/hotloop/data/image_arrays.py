@@ -1,6 +1,5 @@
 """Small images that fit into memory, all of one size, in one .npz file."""
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +43,14 @@ def load_images(location: str, classes: Sequence[str] | None = None) -> ImageArr
         InputError: the file cannot be read, or does not hold these.
     """
     try:
-        with np.load(location, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"cannot read {location}", str(error).splitlines()[0], _FIX) from None
+        with open(location, "rb") as file:  # numpy leaves open what it opened and cannot read
+            arrays = np.load(file, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("it is one array without a name, as numpy.save writes")
+            found = dict(arrays)
+    except Exception as error:  # on damaged data numpy, zipfile and zlib raise whatever they trip over
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read {location}", cause, _FIX) from None
     if not {"images", "labels"} <= found.keys():
         raise InputError(f"{location} holds {', '.join(found) or 'nothing'}", "it needs images and labels", _FIX)
     images, labels = found["images"], found["labels"]

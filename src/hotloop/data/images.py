@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import json
 import math
 import os
@@ -87,62 +88,80 @@ def _too_few(root: Path, found: Sequence[str]) -> InputError:
     return InputError(f"{root} has {count(len(found), 'class', 'classes')}; at least 2 are needed", cause, fix)
 
 
-def _unreadable(file: Path, error: UnicodeDecodeError) -> InputError:
-    return InputError(f"cannot read {file}", str(error), f"write it as UTF-8: iconv -f LATIN1 -t UTF-8 {file}")
-
-
 def _folder(root: Path) -> Iterable[tuple[str, str]]:
-    for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")):
-        files = sorted(
-            os.path.join(folder, file)
-            for folder, _, names in os.walk(root / name, followlinks=True)
-            for file in names
-            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
-        )
+    for name in sorted(os.listdir(root)):
+        folder = os.path.join(root, name)
+        if name.startswith(".") or not os.path.isdir(folder) or _leads_up(folder):
+            continue
+        files = sorted(_files(folder))
         if not files:
             raise InputError(
-                f"class folder {root / name} has no images",
+                f"class folder {folder} has no images",
                 f"it holds no {', '.join(sorted(SUFFIXES))} file",
-                f"put images in, or remove it: rmdir {root / name}",
+                f"put images in, or remove it: rmdir {folder}",
             )
         yield from ((file, name) for file in files)
 
 
-def _csv(file: Path) -> Iterable[tuple[str, str]]:
+def _files(root: str) -> Iterable[str]:
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not _leads_up(os.path.join(folder, name))]
+        for name in names:
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
+                yield os.path.join(folder, name)
+
+
+def _leads_up(folder: str) -> bool:
+    """Whether a folder is a link to one that it lies in: following it would not end."""
+    if not os.path.islink(folder):
+        return False
+    target = Path(folder).resolve()
+    return any(parent.resolve().is_relative_to(target) for parent in Path(folder).parents)
+
+
+def _lines(file: Path) -> io.StringIO:
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+        return io.StringIO(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise _unreadable(file, error) from None
-    if lines:
-        reader = csv.DictReader(lines, strict=True)
-        if not {"path", "label"} <= set(reader.fieldnames or ()):
+        fix = f"write it as UTF-8: iconv -f LATIN1 -t UTF-8 {file}"
+        raise InputError(f"cannot read {file}", str(error), fix) from None
+
+
+def _csv(file: Path) -> Iterable[tuple[str, str]]:
+    reader = csv.DictReader(_lines(file), strict=True)
+    try:
+        if reader.fieldnames is None:  # the file is empty
+            return
+        if not {"path", "label"} <= set(reader.fieldnames):
             raise InputError(
                 f"{file} has the columns {', '.join(reader.fieldnames or ['none'])}",
                 "a list needs path and label",
                 "make its first line: path,label",
             )
         for row in reader:
-            if not row["path"] or not row["label"]:
-                raise InputError(
-                    f"{file}, line {reader.line_num}: {','.join(value or '' for value in row.values())}",
-                    "path or label is empty",
-                    "cat/1.jpg,cat",
-                )
-            yield str(file.parent / row["path"]), row["label"]
+            path, label = row["path"], row["label"]
+            if not path or not label:
+                what = f'{file}, line {reader.line_num}: path is "{path or ""}" and label is "{label or ""}"'
+                raise InputError(what, "neither may be empty", "cat/1.jpg,cat")
+            yield str(file.parent / path), label
+    except csv.Error as error:
+        what = f"{file}, line {reader.line_num}, is no line of a .csv file"
+        raise InputError(what, str(error), 'close every quotation mark: "cat/1.jpg",cat') from None
 
 
 def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                yield str(file.parent / row["path"]), str(row["label"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"{file}, line {number}: {line.strip()[:80]}",
-                    f"a line of it is an object with path and label ({type(error).__name__}: {error})",
-                    '{"path": "cat/1.jpg", "label": "cat"}',
-                ) from None
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            row = json.loads(line)
+            if not row["path"] or row["label"] in (None, ""):
+                raise ValueError("path or label is empty")
+            yield str(file.parent / row["path"]), str(row["label"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{file}, line {number}: {line.strip()[:80]}",
+                f"a line of it is an object with path and label ({type(error).__name__}: {error})",
+                '{"path": "cat/1.jpg", "label": "cat"}',
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -214,8 +233,13 @@ class ImageFiles(Dataset):
 
     def fingerprint(self) -> str:
         """Hash over classes, labels, and file names relative to the folder: moved data is the same data."""
-        digest = hashlib.sha256("\0".join(self.images.classes).encode())
+        digest = hashlib.sha256(_encoded("\0".join(self.images.classes)))
         root = os.path.dirname(self.images.origin) if os.path.isfile(self.images.origin) else self.images.origin
         for path, label in zip(self.images.paths, self.images.labels, strict=True):
-            digest.update(f"\0{os.path.relpath(path, root)}\0{label}".encode())
+            digest.update(_encoded(f"\0{os.path.relpath(path, root)}\0{label}"))
         return digest.hexdigest()
+
+
+def _encoded(names: str) -> bytes:
+    """File names that are no UTF-8 as the bytes that they are."""
+    return names.encode(errors="surrogateescape")

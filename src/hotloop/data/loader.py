@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from hotloop.core.errors import DamagedSample
-from hotloop.data.dataset import Damage, Dataset, sample_fields
+from hotloop.core.errors import InputError
+from hotloop.data.dataset import Dataset, sample_fields
 from hotloop.data.pool import Ticket, WorkerPool
 from hotloop.data.random import epoch_order
 from hotloop.data.ring import Ring
@@ -47,7 +48,10 @@ class LoaderSettings:
         seed: of order and augmentation.
         shuffle: a new order each epoch, from (seed, epoch); otherwise the data set's own.
         drop_last: leave out a short last batch.
-        on_damaged: take another sample, leave it out (validation: nothing counts twice), or raise.
+        on_damaged: "replace" by another sample, "drop" it (validation: nothing counts twice), or "raise".
+
+    Raises:
+        InputError: `batch_size` is less than 1.
     """
 
     batch_size: int
@@ -55,6 +59,11 @@ class LoaderSettings:
     shuffle: bool = True
     drop_last: bool = False
     on_damaged: str = "replace"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            what = f"batch_size is {self.batch_size}; at least 1 is needed"
+            raise InputError(what, "a batch without samples trains nothing", "batch_size=64")
 
 
 class Loader:
@@ -72,6 +81,8 @@ class Loader:
         self._feed = feed
         self._ring = ring
         self._free = deque(range(ring.slots))
+        self._filling: deque[tuple[int, int, Ticket]] = deque()
+        self._iterating = False
         self._order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -94,25 +105,26 @@ class Loader:
         Raises:
             DamagedSample: a sample cannot be read and `on_damaged` is "raise", or nothing could take its place.
             WorkerError: the data set raised an error of its own, or the same samples killed a worker three times.
-            RuntimeError: an earlier iteration is still under way; close it first.
+            RuntimeError: an earlier iteration is still under way, close it first; or the loaders have been closed.
         """
-        if len(self._free) < self._ring.slots:
+        if self._iterating:
             raise RuntimeError("these batches are being iterated over already: finish or close that iteration first")
+        self._iterating = True
         upcoming = ((e, n) for e in range(epoch, epoch + epochs) for n in range(start if e == epoch else 0, len(self)))
-        filling: deque[tuple[int, int, Ticket]] = deque()
         try:
+            while self._filling:  # left by an earlier iteration: whoever ends one, by Ctrl-C say, waits for no sample
+                self._pool.wait(self._filling[0][2])
+                self._free.append(self._filling.popleft()[2].slot)
             while True:
                 while self._free and (position := next(upcoming, None)):
-                    filling.append((*position, self._submit(*position)))
-                if not filling:
+                    self._filling.append((*position, self._submit(*position)))
+                if not self._filling:
                     return
-                self._pool.wait(filling[0][2])
-                yield self._take(*filling[0])
-                self._free.append(filling.popleft()[2].slot)
+                self._pool.wait(self._filling[0][2])
+                yield self._take(*self._filling[0])
+                self._free.append(self._filling.popleft()[2].slot)
         finally:
-            for _, _, ticket in filling:
-                self._pool.wait(ticket)
-                self._free.append(ticket.slot)
+            self._iterating = False
 
     def _submit(self, epoch: int, number: int) -> Ticket:
         if self._order is None or self._order[0] != epoch:
@@ -129,43 +141,38 @@ class Loader:
         arrays = {name: view[: len(ticket.indices)] for name, view in self._ring.slot(ticket.slot).items()}
         indices = ticket.indices
         if ticket.damages:
-            self._note([damage for _, damage in ticket.damages])
+            self.damages.update((damage.name, damage.reason) for _, damage in ticket.damages)
             if self.settings.on_damaged == "drop":
                 keep = np.setdiff1d(np.arange(len(indices)), [place for place, _ in ticket.damages])
                 arrays = {name: view[keep] for name, view in arrays.items()}
                 indices = [indices[place] for place in keep]
         return Batch(arrays, tuple(indices), epoch, number)
 
-    def _note(self, damages: Sequence[Damage]) -> None:
-        if self.settings.on_damaged == "raise":
-            raise DamagedSample(damages[0].name, damages[0].reason)
-        self.damages.update((damage.name, damage.reason) for damage in damages)
-
 
 class Loaders:
     """Loaders that share worker processes; a context manager that ends them."""
 
     def __init__(self, datasets: Sequence[tuple[Dataset, LoaderSettings]], workers: int) -> None:
-        self._rings = [
-            Ring(sample_fields(dataset, settings.seed), settings.batch_size, 1 + (_AHEAD if workers else 0))
-            for dataset, settings in datasets
-        ]
-        feeds = [
-            Feed(dataset, ring, settings.seed) for (dataset, settings), ring in zip(datasets, self._rings, strict=True)
-        ]
-        self._pool = WorkerPool(feeds, workers)
+        with ExitStack() as stack:
+            feeds = []
+            for dataset, settings in datasets:
+                fields = sample_fields(dataset, settings.seed)
+                ring = Ring(fields, settings.batch_size, 1 + (_AHEAD if workers else 0))
+                stack.callback(ring.close)
+                feeds.append(Feed(dataset, ring, settings.seed, settings.on_damaged))
+            pool = WorkerPool(feeds, workers)
+            stack.callback(pool.close)
+            self._open = stack.pop_all()
         self._loaders = [
-            Loader(dataset, settings, self._pool, number, ring)
-            for number, ((dataset, settings), ring) in enumerate(zip(datasets, self._rings, strict=True))
+            Loader(dataset, settings, pool, number, feed.ring)
+            for number, ((dataset, settings), feed) in enumerate(zip(datasets, feeds, strict=True))
         ]
 
     def __enter__(self) -> list[Loader]:
         return self._loaders
 
     def __exit__(self, *_: object) -> None:
-        self._pool.close()
-        for ring in self._rings:
-            ring.close()
+        self._open.close()
 
 
 def workers_for(cpus: int, accelerated: bool) -> int:

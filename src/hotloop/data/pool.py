@@ -1,6 +1,7 @@
 """Worker processes, and the chunks of batches they are filling."""
 
 import multiprocessing
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,13 +9,16 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from threading import Lock
 
 from hotloop.core.errors import DamagedSample, HotloopError, InputError, WorkerError
 from hotloop.data.dataset import Damage
-from hotloop.data.worker import Chunk, Feed, Filling, fill, work
+from hotloop.data.worker import Chunk, Feed, Filling, Ready, fill, work
 
 _DEATHS = 3
 """How often a chunk may take its worker with it before the run stops."""
+_END_SECONDS = 5.0
+"""How long all workers together may take to end by themselves."""
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Ticket:
 class _Worker:
     process: BaseProcess
     connection: Connection
+    ready: Ready | None = None
     chunks: dict[int, Chunk] = field(default_factory=dict)
 
 
@@ -47,11 +52,16 @@ class WorkerPool:
     """Fills batches in `workers` processes, or in this one when it is waited for (`workers=0`).
 
     Each worker has a pipe of its own, so that one that is killed holds no lock; its chunks go to a fresh worker, which
-    writes the same bytes into the same places. Workers end when this process does, however it ends.
+    writes the same bytes into the same places. Workers end when this process does, however it ends. Threads take turns:
+    one that waits reads the answers to all.
 
     Args:
         feeds: data sets and rings; chunks name them by number.
         workers: processes; each takes about 0.3 s to start, in parallel, and 50 MB.
+
+    Raises:
+        InputError: a data set cannot be pickled.
+        WorkerError: a process could not be started.
     """
 
     def __init__(self, feeds: Sequence[Feed], workers: int) -> None:
@@ -61,57 +71,89 @@ class WorkerPool:
         self._deaths: dict[int, int] = {}
         self._inline: deque[Chunk] = deque()
         self._numbers = 0
+        self._lock = Lock()
+        self._lost: WorkerError | None = None
+        self._closed = False
         # Not among the process's arguments: `Process.start` hangs if a child dies before it has read 64 KiB of them.
         self._data = _pickled(feeds) if workers else b""
-        self._workers = [self._start() for _ in range(workers)]
-        for worker in self._workers:
-            self._send_data(worker)
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(self._start())
+            for worker in self._workers:
+                self._send_data(worker)
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, feed: int, slot: int, epoch: int, indices: Sequence[int]) -> Ticket:
-        """Have a batch filled; `wait` for its ticket before the slot is read."""
+        """Have a batch filled; `wait` for its ticket before the slot is read.
+
+        Raises:
+            RuntimeError: the workers have been ended.
+        """
         ticket = Ticket(slot, list(indices))
-        size = max(1, -(-len(indices) // max(1, len(self._workers))))
-        for start in range(0, len(indices), size):
-            chunk = Chunk(self._numbers, feed, slot, start, epoch, tuple(indices[start : start + size]))
-            self._numbers += 1
-            self._tickets[chunk.number] = ticket
-            ticket.waiting += 1
-            if self._workers:
-                self._send(min(self._workers, key=lambda worker: len(worker.chunks)), chunk)
-            else:
-                self._inline.append(chunk)
+        with self._lock:
+            self._check_open()
+            size = max(1, -(-len(indices) // max(1, len(self._workers))))
+            for start in range(0, len(indices), size):
+                chunk = Chunk(self._numbers, feed, slot, start, epoch, tuple(indices[start : start + size]))
+                self._numbers += 1
+                self._tickets[chunk.number] = ticket
+                ticket.waiting += 1
+                if self._workers:
+                    self._send(min(self._workers, key=lambda worker: len(worker.chunks)), chunk)
+                elif self._lost:
+                    self._finish(chunk, self._lost)
+                else:
+                    self._inline.append(chunk)
         return ticket
 
     def wait(self, ticket: Ticket) -> None:
-        """Return when nothing of the ticket's batch is being filled any more; see `Ticket.error`."""
-        while ticket.waiting:
-            if not self._workers:
-                chunk = self._inline.popleft()
-                self._receive(chunk, fill(self._feeds[chunk.feed], chunk))
-                continue
-            ready = wait([end for worker in self._workers for end in (worker.connection, worker.process.sentinel)])
-            for worker in list(self._workers):
-                if worker.connection in ready or worker.process.sentinel in ready:
-                    self._read(worker)
+        """Return when nothing of the ticket's batch is being filled any more; see `Ticket.error`.
+
+        Raises:
+            RuntimeError: the workers have been ended.
+        """
+        with self._lock:
+            self._check_open()
+            while ticket.waiting:
+                if self._workers:
+                    self._read_answers()
+                else:
+                    filling = fill(self._feeds[self._inline[0].feed], self._inline[0])
+                    self._receive(self._inline.popleft(), filling)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers: those that are not done after 5 s, all together, are killed."""
+        self._closed = True
         for worker in self._workers:
             worker.connection.close()
-        for worker in self._workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
+        deadline = time.monotonic() + _END_SECONDS
+        try:
+            for worker in self._workers:
+                worker.process.join(max(0, deadline - time.monotonic()))
+        finally:
+            for worker in self._workers:
                 worker.process.kill()
                 worker.process.join()
-            worker.process.close()
-        self._workers.clear()
+                worker.process.close()
+            self._workers.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the data workers have ended: batches are there inside `with Loaders(...)` alone")
 
     def _start(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=work, args=(theirs, tuple(feed.ring for feed in self._feeds)), daemon=True, name="hotloop-data"
-        )
-        process.start()
+        try:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=work, args=(theirs, tuple(feed.ring for feed in self._feeds)), daemon=True, name="hotloop-data"
+            )
+            process.start()
+        except OSError as error:
+            fix = "free memory, end other processes or raise the limits (ulimit -n -u), or --set data.workers=0"
+            raise WorkerError("a data worker could not be started", error.strerror or str(error), fix) from error
         theirs.close()
         return _Worker(process, ours)
 
@@ -125,13 +167,29 @@ class WorkerPool:
         with suppress(BrokenPipeError, ConnectionResetError):
             worker.connection.send(chunk)
 
+    def _read_answers(self) -> None:
+        ready = wait([end for worker in self._workers for end in (worker.connection, worker.process.sentinel)])
+        for worker in list(self._workers):
+            if worker.connection in ready or worker.process.sentinel in ready:
+                self._read(worker)
+
     def _read(self, worker: _Worker) -> None:
         try:
             while worker.connection.poll():
-                filling: Filling = worker.connection.recv()
-                self._receive(worker.chunks.pop(filling.number), filling)
+                self._answered(worker, worker.connection.recv_bytes())
         except (EOFError, OSError):  # OSError: it was killed while it wrote its answer
             self._replace(worker)
+
+    def _answered(self, worker: _Worker, content: bytes) -> None:
+        try:
+            answer: Ready | Filling = ForkingPickler.loads(content)
+        except Exception as error:  # a damaged sample's name and reason may be objects of the data set's own
+            number = next(iter(worker.chunks))
+            answer = Filling(number, {}, (), f"its answer cannot be unpickled: {type(error).__name__}: {error}")
+        if isinstance(answer, Ready):
+            worker.ready = answer
+        else:
+            self._receive(worker.chunks.pop(answer.number), answer)
 
     def _receive(self, chunk: Chunk, filling: Filling) -> None:
         ticket = self._tickets[chunk.number]
@@ -156,9 +214,15 @@ class WorkerPool:
     def _replace(self, dead: _Worker) -> None:
         dead.process.join()
         dead.connection.close()
-        exit_code = dead.process.exitcode
         self._workers.remove(dead)
-        fresh = self._start()
+        try:
+            self._check_started(dead)
+            fresh = self._start()
+        except WorkerError as error:
+            self._lost = error
+            for chunk in dead.chunks.values():
+                self._finish(chunk, error)
+            return
         self._send_data(fresh)
         self._workers.append(fresh)
         # A worker takes its chunks in order: only the first can have killed it.
@@ -167,7 +231,23 @@ class WorkerPool:
             if deaths < _DEATHS:
                 self._send(fresh, chunk)
             else:
-                self._finish(chunk, self._deadly(chunk, exit_code))
+                self._finish(chunk, self._deadly(chunk, dead.process.exitcode))
+
+    def _check_started(self, dead: _Worker) -> None:
+        """Refuse to replace a worker where a fresh one would end in the same way, before its first chunk."""
+        exit_code = dead.process.exitcode or 0
+        if dead.ready is None and exit_code >= 0:  # below 0 it was killed
+            raise WorkerError(
+                f"a data worker ended with exit code {exit_code} before it had taken its data",
+                "most likely the script trains as soon as it is imported, and each worker imports it",
+                'put all that trains under `if __name__ == "__main__":`; what the worker said itself stands above',
+            )
+        if dead.ready and dead.ready.failure:
+            raise WorkerError(
+                "a data worker cannot unpickle the data set",
+                dead.ready.failure,
+                "open files in sample(), not before; or --set data.workers=0",
+            )
 
     def _deadly(self, chunk: Chunk, exit_code: int | None) -> WorkerError:
         dataset = self._feeds[chunk.feed].dataset
@@ -181,7 +261,7 @@ class WorkerPool:
 
 def _pickled(feeds: Sequence[Feed]) -> bytes:
     try:
-        return bytes(ForkingPickler.dumps([(feed.dataset, feed.seed) for feed in feeds]))
+        return bytes(ForkingPickler.dumps([(feed.dataset, feed.seed, feed.on_damaged) for feed in feeds]))
     except Exception as error:  # pickling runs the data set's own code
         raise InputError(
             "the data set cannot travel to worker processes",

@@ -35,8 +35,12 @@ class Ring:
         self.batch_size = batch_size
         self.slots = slots
         self._descriptor = os.memfd_create("hotloop-ring")
-        os.ftruncate(self._descriptor, self.size_bytes)
-        self._map()
+        try:
+            os.ftruncate(self._descriptor, self.size_bytes)
+            self._map()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     @property
     def size_bytes(self) -> int:

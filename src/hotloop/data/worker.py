@@ -5,23 +5,29 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from threading import Thread
 
 import numpy as np
 
 from hotloop.core.errors import DamagedSample
-from hotloop.data.dataset import Damage, Dataset, read_sample
+from hotloop.data.dataset import ATTEMPTS, Damage, Dataset, read_sample
 from hotloop.data.ring import Ring
 
 
 @dataclass(frozen=True)
 class Feed:
-    """A data set and the ring that its batches go to."""
+    """A data set and the ring that its batches go to.
+
+    Attributes:
+        on_damaged: "replace" draws another sample, "drop" leaves the place as it is, "raise" fails the chunk.
+    """
 
     dataset: Dataset
     ring: Ring
     seed: int
+    on_damaged: str
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,13 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """The first message of a worker: it has taken its data, or why it cannot."""
+
+    failure: str = ""
+
+
+@dataclass(frozen=True)
 class Filling:
     """What became of a chunk.
 
@@ -45,7 +58,7 @@ class Filling:
         damages: damaged samples met, each with the place it should have had.
         failure: an error of the data set's own, in a line; empty if there was none.
         traceback: where it was raised.
-        fatal: a sample that could be neither read nor replaced.
+        fatal: a sample that could be neither read nor replaced nor dropped.
     """
 
     number: int
@@ -59,13 +72,21 @@ class Filling:
 def fill(feed: Feed, chunk: Chunk) -> Filling:
     """Read a chunk's samples and write them into the ring. The same chunk always gives the same bytes."""
     views = feed.ring.slot(chunk.slot)
+    attempts = ATTEMPTS if feed.on_damaged == "replace" else 1
     replaced: dict[int, int] = {}
     damages: list[tuple[int, Damage]] = []
     try:
         for place, index in enumerate(chunk.indices, chunk.start):
-            filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index)
+            try:
+                filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index, attempts)
+            except DamagedSample as damaged:
+                if feed.on_damaged != "drop":
+                    raise
+                damages.append((place, Damage(damaged.name, damaged.reason)))
+                continue
             for name, view in views.items():
-                view[place] = _checked(np.asarray(filled.sample[name]), view, f"{name} of {feed.dataset.name(index)}")
+                what = f"{name} of {feed.dataset.name(filled.index)}"
+                view[place] = _checked(np.asarray(filled.sample[name]), view, what)
             if filled.index != index:
                 replaced[place] = filled.index
             damages += [(place, damage) for damage in filled.damages]
@@ -88,13 +109,19 @@ def _checked(value: np.ndarray, view: np.ndarray, what: str) -> np.ndarray:
 
 
 def work(connection: Connection, rings: tuple[Ring, ...]) -> None:
-    """Receive the data sets and seeds, then fill chunks until the training process closes the connection or is gone."""
+    """Receive what feeds are made of, then fill chunks until the training process closes the connection or is gone."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole group; the training process decides when the workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(EOFError, OSError):
-        data: list[tuple[Dataset, int]] = connection.recv()
-        feeds = [Feed(dataset, ring, seed) for (dataset, seed), ring in zip(data, rings, strict=True)]
+        content = connection.recv_bytes()
+        try:
+            data: list[tuple[Dataset, int, str]] = ForkingPickler.loads(content)
+        except Exception as error:  # unpickling runs the data set's own code
+            connection.send(Ready(" ".join(f"{type(error).__name__}: {error}".split())))
+            return
+        connection.send(Ready())
+        feeds = [Feed(dataset, ring, seed, how) for (dataset, seed, how), ring in zip(data, rings, strict=True)]
         chunks: SimpleQueue[Chunk | None] = SimpleQueue()
         # A thread takes chunks in at once: else both sides could wait for the other to read, their pipes full.
         Thread(target=_take_in, args=(connection, chunks), daemon=True).start()

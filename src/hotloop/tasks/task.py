@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError, InputError
-from hotloop.core.job import CustomTask, Job
+from hotloop.core.job import CustomTask, Job, TokensTask
 from hotloop.core.objects import load_object
 from hotloop.data.dataset import Dataset
 
@@ -101,6 +101,10 @@ def load_task(job: Job) -> Task:
     Raises:
         InputError: there is no such class, or it is no task.
     """
+    if isinstance(job.task, TokensTask):
+        from hotloop.tasks.tokens import LanguageModelling
+
+        return LanguageModelling(job)
     if not isinstance(job.task, CustomTask):
         from hotloop.tasks.images import ImageClassification
 

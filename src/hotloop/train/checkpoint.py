@@ -7,6 +7,7 @@ It is written under a temporary name, fsynced and renamed, and verified before i
 import hashlib
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -17,27 +18,44 @@ from typing import Any
 import torch
 
 from hotloop.core.errors import CheckpointError, InputError, cannot_write
-from hotloop.core.files import new_directory, write_atomic
+from hotloop.core.files import new_directory, recover, write_atomic
 from hotloop.core.units import Interval
 
 State = dict[str, Any]
 
+Position = tuple[int, int]
+"""Epoch and step. The newest checkpoint is the one with the highest."""
+
+_NAME = re.compile(r"epoch-(\d+)-step-(\d+)")
+
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read and verified."""
+    """A checkpoint that was read and verified.
+
+    Attributes:
+        position: epoch and step that it was saved at, whatever its folder is called.
+    """
 
     path: Path
     state: State
+    position: Position
+
+
+class _DamagedError(CheckpointError):
+    """A checkpoint is not as it was written, and never will be again."""
 
 
 class Checkpointer:
     """Saves states into a directory and finds the newest good one.
 
     Args:
-        directory: where checkpoints go; it exists.
-        keep: how many of the newest stay.
+        directory: where checkpoints go; it exists, and no other process writes there.
+        keep: how many of the newest stay, at least 1.
         warn: told, in a line, of each damaged checkpoint that is passed over.
+
+    Raises:
+        InputError: `keep` is less than 1.
 
     Example:
         ```python
@@ -48,6 +66,8 @@ class Checkpointer:
     """
 
     def __init__(self, directory: Path, keep: int = 2, warn: Callable[[str], None] = lambda _: None) -> None:
+        if keep < 1:
+            raise InputError(f"keep is {keep}; at least 1 is needed", "the newest checkpoint always stays", "keep=2")
         self._directory = directory
         self._keep = keep
         self._warn = warn
@@ -56,11 +76,11 @@ class Checkpointer:
         """Write a checkpoint, whole or not at all, then remove the oldest beyond `keep`.
 
         Args:
-            state: what `torch.save` writes and `torch.load(weights_only=True)` reads.
+            state: what `torch.load(weights_only=True)` reads: tensors, numbers, texts, and lists and dicts of them.
             step, epoch: where the training stands; the newest is the one with the highest epoch, then step.
 
         Raises:
-            CheckpointError: it could not be written; the older ones stand.
+            CheckpointError: it could not be written, or never be read; the older ones stand.
         """
         path = self._directory / f"epoch-{epoch:04d}-step-{step:08d}"
         try:
@@ -68,6 +88,7 @@ class Checkpointer:
                 file = temporary / "state.pt"
                 with file.open("wb") as opened:
                     torch.save(state, opened)
+                _check_loadable(file, path)
                 manifest = {"format": 1, "epoch": epoch, "step": step, "files": {file.name: _describe(file)}}
                 write_atomic(temporary / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         except (OSError, RuntimeError) as error:  # torch.save wraps a failed write into a RuntimeError
@@ -75,43 +96,62 @@ class Checkpointer:
             if isinstance(cause, OSError):
                 raise cannot_write(path, cause, CheckpointError) from error
             raise
-        for old in self._found()[self._keep :]:
-            shutil.rmtree(old)
+        for _, old in _found(self._directory)[self._keep :]:
+            if old != path:  # a loop that went back saves what is not the newest
+                shutil.rmtree(old)
         return path
 
     def latest(self) -> Loaded | None:
-        """The newest checkpoint that is whole, on the CPU; None if there is none.
+        """The newest checkpoint that is whole, on the CPU; None if there never was one.
 
         Damaged ones are renamed to `damaged-...`, so that they do not count among those that `save` keeps.
 
         Raises:
-            CheckpointError: there are checkpoints, and all are damaged.
+            CheckpointError: there were checkpoints, and all are set aside as damaged or abandoned; or the newest is of
+                another format or cannot be read now, and stays as it is.
         """
-        for unfinished in self._directory.glob(".epoch-*.tmp"):  # a process was killed while it wrote
-            shutil.rmtree(unfinished)
-        found = self._found()
-        for path in found:
-            try:
-                return load_checkpoint(path)
-            except CheckpointError as error:
-                self._warn(f"{error.what}: {error.cause}; trying the one before")
-                _rename(path, "damaged")
-        if found:
+        for left in list(self._directory.glob(".epoch-*")):  # a process was killed while it wrote
+            recover(left.with_name(left.stem[1:]))
+        loaded, damaged = _newest(self._directory, self._warn)
+        for path in damaged:
+            _rename(path, "damaged")
+        aside = [path for why in ("damaged", "abandoned") for path in self._directory.glob(f"{why}-epoch-*")]
+        if loaded is None and aside:
             raise CheckpointError(
-                f"none of the {len(found)} checkpoints in {self._directory} can be read",
-                "all are damaged, as said above",
-                "--resume never starts anew and keeps them",
+                f"none of the {len(aside)} checkpoints in {self._directory} can be continued",
+                f"they are damaged, or were abandoned for another one: {', '.join(path.name for path in aside)}",
+                "--resume PATH continues another; --resume never starts anew and keeps them",
             )
-        return None
+        return loaded
 
-    def abandon_after(self, name: str) -> None:
-        """Rename checkpoints newer than the one of that name to `abandoned-...`: the run goes on from before them."""
-        for path in self._found():
-            if path.name > name:
+    def abandon_after(self, position: Position) -> None:
+        """Rename checkpoints newer than that to `abandoned-...`: the run goes on from before them."""
+        for newer, path in _found(self._directory):
+            if newer > position:
                 _rename(path, "abandoned")
 
-    def _found(self) -> list[Path]:
-        return sorted(self._directory.glob("epoch-*"), reverse=True)
+
+def _found(folder: Path) -> list[tuple[Position, Path]]:
+    """The checkpoints in a folder with their positions, newest first."""
+    try:
+        named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _cannot_read(folder, error) from error
+    return sorted((((int(match[1]), int(match[2])), path) for match, path in named), reverse=True)
+
+
+def _newest(folder: Path, warn: Callable[[str], None]) -> tuple[Loaded | None, list[Path]]:
+    """The newest checkpoint that is whole, and the damaged ones that were passed over on the way to it."""
+    damaged: list[Path] = []
+    for _, path in _found(folder):
+        try:
+            return load_checkpoint(path), damaged
+        except _DamagedError as error:
+            warn(f"{error.what}: {error.cause}; trying the one before")
+            damaged.append(path)
+    return None, damaged
 
 
 def _rename(path: Path, why: str) -> None:
@@ -124,34 +164,48 @@ def load_checkpoint(path: Path) -> Loaded:
     """Read one checkpoint onto the CPU, its hash verified first.
 
     Raises:
-        CheckpointError: it is damaged or of another format.
+        CheckpointError: it is damaged or of another format, or it cannot be read now.
     """
     fix = "name another checkpoint: --resume PATH"
+    file = path / "state.pt"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        files: dict[str, dict[str, Any]] = manifest["files"]
+        manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest["format"] != 1:
             raise CheckpointError(f"{path} is of format {manifest['format']}", "this hotloop reads 1", fix)
-        for name, expected in files.items():
-            actual = _describe(path / name)
-            if actual != expected:
-                raise CheckpointError(f"{path} is damaged", f"{name} is {actual}, expected {expected}", fix)
-        return Loaded(path, torch.load(path / "state.pt", map_location="cpu", weights_only=True))
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged", f"{type(error).__name__}: {error}", fix) from None
+        position = int(manifest["epoch"]), int(manifest["step"])
+        expected, actual = manifest["files"][file.name], _describe(file)
+    except (FileNotFoundError, NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", fix) from None
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    if actual != expected:
+        raise _DamagedError(f"{path} is damaged", f"{file.name} is {actual}, expected {expected}", fix)
+    try:
+        return Loaded(path, torch.load(file, map_location="cpu", weights_only=True), position)
+    except Exception as error:  # unpickling raises whatever it trips over
+        cause = f"it is as it was written, but torch says: {' '.join(str(error).split())}"
+        raise CheckpointError(f"{path} cannot be loaded", cause, fix) from error
 
 
-def named_checkpoint(path: Path) -> Loaded:
-    """The checkpoint meant by a path: a checkpoint, or a run (its newest good one).
+def named_checkpoint(path: Path, warn: Callable[[str], None] = lambda _: None) -> Loaded:
+    """The checkpoint meant by a path: a checkpoint, or a run (its newest good one). Nothing there is changed.
+
+    Args:
+        path: another process may be training in it.
+        warn: told, in a line, of each damaged checkpoint that is passed over.
 
     Raises:
         InputError: there is none.
-        CheckpointError: it is damaged.
+        CheckpointError: it cannot be read, or all of the run's are damaged.
     """
     if (path / "manifest.json").is_file():
         return load_checkpoint(path)
     folder = path if path.name == "checkpoints" else path / "checkpoints"
-    loaded = Checkpointer(folder).latest()
+    loaded, damaged = _newest(folder, warn)
+    if loaded is None and damaged:
+        raise CheckpointError(
+            f"none of the {len(damaged)} checkpoints in {folder} can be read", "all are damaged", "name another run"
+        )
     if loaded is None:
         raise InputError(
             f"no checkpoint at {path}",
@@ -159,6 +213,22 @@ def named_checkpoint(path: Path) -> Loaded:
             "--resume runs/NAME, or --resume auto",
         )
     return loaded
+
+
+def _check_loadable(file: Path, path: Path) -> None:
+    """Refuse a state that `load_checkpoint` would refuse; only names are read from the file, no tensors."""
+    strangers = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    if strangers:
+        raise CheckpointError(
+            f"{path} could never be read again: its state holds {', '.join(strangers[:5])}",
+            "loading runs no code, and knows tensors, numbers, texts, and lists and dicts of them",
+            "save those: str(path), float(number), torch.from_numpy(array)",
+        )
+
+
+def _cannot_read(path: Path, error: OSError) -> CheckpointError:
+    fix = "see that the disk is mounted and healthy, then start the same command again"
+    return CheckpointError(f"cannot read {path}", error.strerror or str(error), fix)
 
 
 def _describe(file: Path) -> dict[str, Any]:

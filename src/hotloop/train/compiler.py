@@ -53,6 +53,16 @@ def without_compiler() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+def first_break() -> str:
+    """Where the compiler first had to leave compiled code in this process, and why; empty if it never had to."""
+    if "torch._dynamo" not in sys.modules:
+        return ""
+    from torch._dynamo.utils import counters
+
+    reason = next(iter(counters["graph_break"]), "")
+    return " ".join(reason.split())[:300]
+
+
 def compiler_errors() -> tuple[type[Exception], ...]:
     """What a compilation that fails may raise."""
     if "torch._dynamo" not in sys.modules:

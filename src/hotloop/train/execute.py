@@ -64,7 +64,7 @@ class Executor:
         """Do `work` on `batch`; what comes back is overwritten by the next call of the same place and shape."""
         if self._plain:
             return work(batch)
-        leaves, spec = tree_flatten(batch)
+        leaves, spec = _flatten(batch)
         shape = (spec, *[_describe(leaf) for leaf in leaves])
         key = (place, shape)
         self._shapes[shape] += 1
@@ -126,10 +126,10 @@ class Executor:
             self.give_up(found[0])
         return output
 
-    def _captured(self, key: Hashable, leaves: Sequence[Any], spec: TreeSpec, work: Work) -> Tensor:
+    def _captured(self, key: Hashable, leaves: Sequence[Any], spec: Hashable, work: Work) -> Tensor:
         if len(self._graphs) == _MOST_GRAPHS:
             self._say(f"{_MOST_GRAPHS} shapes are captured; further ones run as they stand")
-            return self._on_side_stream(tree_unflatten(leaves, spec), work)
+            return self._on_side_stream(_unflatten(leaves, spec), work)
         assert self._stream is not None
         try:
             graph = _Graph(leaves, spec, work, self._stream, self._pool)
@@ -138,7 +138,7 @@ class Executor:
         except Exception as error:  # whatever the user's code or the driver says against it
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self.give_up(f"{where_raised(error)}: {first_line}")
-            return self._on_side_stream(tree_unflatten(leaves, spec), work)
+            return self._on_side_stream(_unflatten(leaves, spec), work)
         self._graphs[key] = graph
         self.replays += 1
         return graph.replay(leaves)
@@ -157,12 +157,12 @@ def _uncompiled(work: Work, batch: Any) -> Tensor:
 class _Graph:
     """Work captured once: inputs that it reads from, an output that it writes to."""
 
-    def __init__(self, leaves: Sequence[Any], spec: TreeSpec, work: Work, stream: torch.cuda.Stream, pool: Any) -> None:
+    def __init__(self, leaves: Sequence[Any], spec: Hashable, work: Work, stream: torch.cuda.Stream, pool: Any) -> None:
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._graph = torch.cuda.CUDAGraph()
         # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._output = work(tree_unflatten(self._inputs, spec))
+            self._output = work(_unflatten(self._inputs, spec))
 
     def replay(self, leaves: Sequence[Any]) -> Tensor:
         for own, given in zip(self._inputs, leaves, strict=True):
@@ -170,6 +170,20 @@ class _Graph:
                 own.copy_(given, non_blocking=True)
         self._graph.replay()
         return self._output
+
+
+def _flatten(batch: Any) -> tuple[Sequence[Any], Hashable]:
+    """The parts of a batch and their structure; torch's own way takes 4 µs a step more for a plain dict."""
+    if type(batch) is dict and all(type(value) is Tensor for value in batch.values()):
+        return list(batch.values()), tuple(batch)
+    return tree_flatten(batch)
+
+
+def _unflatten(leaves: Sequence[Any], spec: Hashable) -> Any:
+    if isinstance(spec, TreeSpec):
+        return tree_unflatten(leaves, spec)
+    assert isinstance(spec, tuple)
+    return dict(zip(spec, leaves, strict=True))
 
 
 def _describe(leaf: Any) -> Any:

@@ -21,7 +21,8 @@ from hotloop.tasks.task import Example, Task
 from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State
 from hotloop.train.flops import Arithmetic
 from hotloop.train.losses import Losses, check_finite
-from hotloop.train.observer import Logged, Observer, Saved, Validated
+from hotloop.train.memory import LeakDetector, MemoryMarks
+from hotloop.train.observer import Logged, Observer, Saved, Validated, Warned
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
@@ -62,6 +63,7 @@ class Loop:
     Attributes:
         progress: where it stands.
         examples: predictions of the last validation, once the epochs are done.
+        memory: when the loop was ready, and after the first steps.
     """
 
     def __init__(self, parts: Parts, progress: Progress) -> None:
@@ -79,6 +81,9 @@ class Loop:
         self._meter = Meter()
         self._logged = 0.0
         self._since_log = Span()
+        self._leaks = LeakDetector(lambda text: parts.observer.on(Warned(text)))
+        self.memory = MemoryMarks(self._device)
+        self.memory.mark("ready")
         self._saved: Progress | None = None
 
     def run(self) -> bool:
@@ -155,6 +160,7 @@ class Loop:
         self.progress = self.progress.measured(span.plus(Span(loss_sum=sum(arrived), steps=len(arrived))))
         if not arrived or not self._since_log.samples:
             return
+        self._look_at_memory()
         samples_per_second = self._since_log.samples_per_second
         self._parts.observer.on(
             Logged(
@@ -171,6 +177,12 @@ class Loop:
             )
         )
         self._since_log = Span()
+
+    def _look_at_memory(self) -> None:
+        if self._device.type == "cuda":
+            self._leaks.look(self.progress.step)
+        if len(self.memory.reports) == 1:
+            self.memory.mark("first steps")
 
     def _end_epoch(self) -> None:
         """Validate, report, go on to the next epoch."""

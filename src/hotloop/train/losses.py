@@ -63,8 +63,9 @@ def check_finite(parameters: list[Tensor], step: int) -> None:
     Raises:
         NonFiniteLoss: a weight is NaN or infinite.
     """
-    norms = torch.stack(torch._foreach_norm([parameter.detach() for parameter in parameters]))
-    if not torch.isfinite(norms).all():
+    inexact = [p.detach() for p in parameters if p.numel() and (p.is_floating_point() or p.is_complex())]
+    largest = torch._foreach_norm(inexact, ord=math.inf)  # any other norm may overflow where every weight is finite
+    if not torch.isfinite(torch.stack(largest)).all():
         raise NonFiniteLoss(
             f"the weights after step {step} are not finite",
             "the step's gradients were NaN or infinite, or the learning rate too high",

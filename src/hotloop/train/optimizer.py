@@ -93,10 +93,22 @@ class Rates:
             device = counter.position.device
             self._table = torch.tensor(self._highest, device=device).repeat(Counter.CAPACITY, 1)
             self._row = self._table[:1].clone()
-            self.bind()
+            self._bind()
 
-    def bind(self) -> None:
-        """Put the tensors where the optimizer reads its learning rates: at first, and after its state was loaded."""
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Load what the optimizer remembers; its settings stay its own, as they may have been changed since.
+
+        Without a schedule the learning rates are a part of what is loaded.
+        """
+        groups = self._optimizer.param_groups
+        settings = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
+        self._optimizer.load_state_dict(state)
+        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(own)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Put the tensors where the optimizer reads its learning rates."""
         if self._table is None:
             return
         _keep_on_device(self._optimizer)

@@ -24,8 +24,8 @@ def cut(batch: Any, count: int) -> list[tuple[Any, float]]:
 
     Tensors as long as the batch are cut along their first dimension; all else goes whole to every piece.
     """
-    size = batch_size(batch)
-    if count <= 1 or size < 2:
+    size = batch_size(batch) if count > 1 else 0
+    if size < 2:
         return [(batch, 1.0)]
     leaves, spec = tree_flatten(batch)
     bounds = [size * number // count for number in range(count + 1)]

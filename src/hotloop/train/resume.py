@@ -27,6 +27,7 @@ def identity(job: Job, model: nn.Module, train: Dataset) -> Identity:
         "data.drop_last": job.data.drop_last,
         "train.accumulate": job.train.accumulate,
         "optimizer.name": job.optimizer.name,
+        "optimizer.decay_vectors": job.optimizer.decay_vectors,
         "task": job.task.model_dump(mode="json"),
     }
     return {
@@ -42,10 +43,15 @@ def check_identity(loaded: Loaded, now: Identity) -> None:
     """Refuse a checkpoint of something else.
 
     Raises:
-        InputError: it says which of model, data or settings differs.
+        InputError: it says which of model, data or settings differs, or that no job saved it.
     """
-    then: Identity = loaded.state["identity"]
     fix = "start it elsewhere (--set run.dir=NEW), or anew (--resume never)"
+    missing = [key for key in ("identity", "job", "step", "random", "progress") if key not in loaded.state]
+    if missing:
+        raise InputError(
+            f"{loaded.path} has no {', '.join(missing)}", "it was saved by another loop than that of a job", fix
+        )
+    then: Identity = loaded.state["identity"]
     for kind in ("model", "data"):
         if then[kind] != now[kind]:
             raise InputError(
@@ -54,7 +60,8 @@ def check_identity(loaded: Loaded, now: Identity) -> None:
                 fix,
             )
     for key in now:
-        if key not in ("model_name", "data_name") and then[key] != now[key]:
+        known = key in then and key not in ("model_name", "data_name")  # an older hotloop compared less
+        if known and then[key] != now[key]:
             raise InputError(f"{loaded.path} was trained with {key} = {then[key]}", f"the job says {now[key]}", fix)
 
 

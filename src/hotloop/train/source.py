@@ -105,9 +105,10 @@ class ArraySource:
 
     def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
         size = self.settings.batch_size
-        drawn = self._draw(epoch)
+        drawn = None
         for current in range(epoch, epoch + epochs):
-            order = self._begin(*drawn)
+            order = self._begin(*(drawn or self._draw(current)))
+            drawn = None
             for number in range(start if current == epoch else 0, len(self)):
                 if number == len(self) - 1 and current + 1 < epoch + epochs:
                     drawn = self._draw(current + 1)  # while the device is busy with what is queued

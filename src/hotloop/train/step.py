@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.average import Averaged
-from hotloop.train.compiler import compile_model, compiler_errors, undo_compile
+from hotloop.train.compiler import compile_model, compiler_errors, first_break, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
 from hotloop.train.loss_ring import LossRing
@@ -122,6 +122,7 @@ class Step:
         self._attached = False
         self._constants = self._rates.constants()
         self._changes = 0
+        self._looked_for_breaks = False
         self._buffers = list(model.buffers())
         self._buffers_before: list[Tensor] = []
         if self._rates.obstacle:
@@ -266,6 +267,10 @@ class Step:
         except compiler_errors() as error:
             self._go_on_uncompiled(error)
             value = self._executor.run(place, batch, work)
+        if self.settings.compile and not self._looked_for_breaks:
+            self._looked_for_breaks = True
+            if reason := first_break():
+                self._notify(f"torch.compile could not take the model in one piece: {reason}")
         if last and self._rates.obstacle:
             self._update()
         return value
@@ -353,11 +358,11 @@ class Step:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of a step over the same model and optimizer."""
+        """Continue from `state_dict()` of a step over the same model and optimizer, with this one's settings."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._rates.bind()
-        self._scaler.load_state_dict(state["scaler"])
+        self._rates.load_optimizer(state["optimizer"])
+        if state["scaler"]:  # empty if that step was not fp16
+            self._scaler.load_state_dict(state["scaler"])
         if self._average is not None and state["averaged"]:
             self._average.load_state_dict(state["averaged"])
         self.number = state["number"]

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,9 @@ def train_job(
         stack.callback(observer.close)
         preemption = stack.enter_context(Preemption())
         ready = prepare(job, machine, lambda text: observer.on(Warned(text)))
-        named = named_checkpoint(Path(resume)) if resume not in ("auto", "never") else None
+        named = None
+        if resume not in ("auto", "never"):
+            named = named_checkpoint(Path(resume), lambda text: observer.on(Warned(text)))
         if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.on(Warned(f"the earlier run is now {aside}"))
         train, val = _sources(ready, stack)
@@ -139,7 +141,7 @@ class _Training:
         if loaded:
             check_identity(loaded, parts.identity)
         if named:
-            checkpointer.abandon_after(named.path.name)
+            checkpointer.abandon_after(named.position)
         progress = restore(loaded, parts.step) if loaded else Progress()
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
@@ -156,9 +158,10 @@ class _Training:
             finished = loop.run()
         except Exception as error:
             failure = self._failure(error)
-            self._end(self._result(loop.progress, "failed", resumed_from, error=str(failure)), loop)
+            self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop)
             raise failure from error
-        result = self._result(loop.progress, "finished" if finished else "preempted", resumed_from)
+        loop.memory.mark("end")
+        result = self._result(loop, "finished" if finished else "preempted", resumed_from)
         self._end(result, loop)
         return result
 
@@ -176,7 +179,8 @@ class _Training:
             choices=self.choices,
         )
 
-    def _result(self, progress: Progress, status: Status, resumed_from: str, error: str = "") -> Result:
+    def _result(self, loop: Loop, status: Status, resumed_from: str, error: str = "") -> Result:
+        progress = loop.progress
         arithmetic, samples_per_second = self.parts.arithmetic, progress.whole.samples_per_second
         return Result(
             status=status,
@@ -200,6 +204,7 @@ class _Training:
             parameters=count_parameters(self.parts.step.model),
             resumed_from=resumed_from,
             error=error,
+            memory={name: asdict(report) for name, report in loop.memory.reports},
         )
 
     def _failure(self, error: Exception) -> Exception:

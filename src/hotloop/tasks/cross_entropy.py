@@ -1,0 +1,74 @@
+"""Cross entropy of a linear layer's output that never holds more than it must of it.
+
+Shape suffixes: N tokens, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_CHUNK_BYTES = 4 << 30
+"""Logits held at once. GPT-2's batch of 32 × 1024 tokens fits whole; more pieces cost more passes over the weight's
+gradient."""
+
+
+def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Mean cross entropy of `hidden @ weight.T` against targets, a float32 scalar.
+
+    With gradients, the logits are turned into their own gradient in place, so that of four tensors of the size (N, V)
+    that the plain way takes, two of them float32, one remains. Its sums are float32 whatever the product's format is.
+    fp16 takes the plain way: unscaled sums over all tokens would overflow it.
+    """
+    device = hidden_ND.device.type
+    autocast = not hidden_ND.is_meta and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else hidden_ND.dtype
+    needed = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+    if not needed or dtype == torch.float16 or hidden_ND.is_meta:
+        return functional.cross_entropy(functional.linear(hidden_ND, weight_VD).float(), targets_N)
+    loss: Tensor = _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, dtype)
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The gradients are worked out in the forward pass, where the logits are; backward scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            hidden, weight = hidden_ND.to(dtype), weight_VD.to(dtype)
+            rows = max(1, _CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
+            losses, hidden_gradients = [], []
+            weight_gradient: Tensor | None = None
+            pieces = zip(torch.split(hidden, rows), torch.split(targets_N, rows), strict=True)
+            for some_hidden, some_targets in pieces:
+                logits_NV = some_hidden @ weight.T
+                losses.append(into_gradient(logits_NV, some_targets))
+                hidden_gradients.append(logits_NV @ weight)
+                part = logits_NV.T @ some_hidden
+                weight_gradient = part if weight_gradient is None else weight_gradient.float().add_(part)
+        ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient)
+        ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
+        return torch.cat(losses).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight = ctx.saved_tensors
+        scale = outputs[0] / len(hidden)
+        return (hidden * scale).to(ctx.dtypes[0]), (weight * scale).to(ctx.dtypes[1]), None, None
+
+
+def into_gradient(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Turn logits into softmax minus one-hot, in place; each row's cross entropy, float32 (N,)."""
+    if logits_NV.is_cuda:
+        from hotloop.tasks.cross_entropy_kernel import into_gradient_on_gpu
+
+        return into_gradient_on_gpu(logits_NV, targets_N)
+    log_softmax = logits_NV.float().log_softmax(1)
+    rows = torch.arange(len(targets_N), device=targets_N.device)
+    losses = -log_softmax[rows, targets_N]
+    softmax = log_softmax.exp_()
+    softmax[rows, targets_N] -= 1
+    logits_NV.copy_(softmax)
+    return losses

@@ -1,0 +1,203 @@
+"""Decoder-only transformers: the shapes of GPT-2 and Llama.
+
+Shape suffixes: B batch, T tokens, D width, H heads, K width of a head, V vocabulary.
+Sources: Radford et al., "Language models are unsupervised multitask learners" (2019); Touvron et al., "LLaMA" (2023);
+Grattafiori et al., "The Llama 3 herd of models" (2024).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hotloop.core.errors import InputError
+from hotloop.tasks.cross_entropy import linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder.
+
+    Attributes:
+        kv_heads: heads of keys and values; as many as heads without grouping.
+        hidden: width inside a block's feed-forward part.
+        llama: rotary positions, RMS norm, gated feed-forward, no biases; otherwise GPT-2's parts.
+        tied: the output layer's weights are the embedding's.
+        rope_base: of the rotary positions.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    llama: bool
+    tied: bool
+    rope_base: float = 10_000.0
+
+
+def _gpt2(layers: int, width: int, heads: int) -> Shape:
+    return Shape(layers, width, heads, heads, 4 * width, llama=False, tied=True)
+
+
+SHAPES = {
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-medium": _gpt2(24, 1024, 16),
+    "gpt2-large": _gpt2(36, 1280, 20),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+    "llama-3.2-1b": Shape(16, 2048, 32, 8, 8192, llama=True, tied=True, rope_base=500_000.0),
+    "llama-3.2-3b": Shape(28, 3072, 24, 8, 8192, llama=True, tied=True, rope_base=500_000.0),
+    "llama-3-8b": Shape(32, 4096, 32, 8, 14336, llama=True, tied=False, rope_base=500_000.0),
+}
+
+
+class Attention(nn.Module):
+    """Causal self-attention, keys and values shared by groups of heads."""
+
+    def __init__(self, shape: Shape, context: int) -> None:
+        super().__init__()
+        self.cos: Tensor
+        self.sin: Tensor
+        self.shape = shape
+        self.head_width = shape.width // shape.heads
+        key_width = shape.kv_heads * self.head_width
+        self.qkv = nn.Linear(shape.width, shape.width + 2 * key_width, bias=not shape.llama)
+        self.out = nn.Linear(shape.width, shape.width, bias=not shape.llama)
+        if shape.llama:
+            angles = _angles(context, self.head_width, shape.rope_base)
+            self.register_buffer("cos", angles.cos(), persistent=False)
+            self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        batch, tokens, width = x_BTD.shape
+        shape, key_width = self.shape, self.shape.kv_heads * self.head_width
+        q, k, v = self.qkv(x_BTD).split([width, key_width, key_width], dim=2)
+        q_BHTK = q.view(batch, tokens, shape.heads, self.head_width).transpose(1, 2)
+        k_BHTK, v_BHTK = (t.view(batch, tokens, shape.kv_heads, self.head_width).transpose(1, 2) for t in (k, v))
+        if shape.llama:
+            q_BHTK, k_BHTK = (_rotate(t, self.cos[:tokens], self.sin[:tokens]) for t in (q_BHTK, k_BHTK))
+        grouped = shape.kv_heads != shape.heads
+        mixed = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, enable_gqa=grouped)
+        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return projected
+
+
+def _angles(context: int, head_width: int, base: float) -> Tensor:
+    frequencies = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    return torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
+
+
+def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    first, second = x_BHTK.float().chunk(2, dim=-1)
+    turned = torch.cat([first * cos_TK - second * sin_TK, second * cos_TK + first * sin_TK], dim=-1)
+    return turned.to(x_BHTK.dtype)
+
+
+class FeedForward(nn.Module):
+    """Two layers with GELU between them, or Llama's gated three."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gated = shape.llama
+        self.up = nn.Linear(shape.width, shape.hidden * (2 if shape.llama else 1), bias=not shape.llama)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=not shape.llama)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.gated:
+            gate, value = self.up(x_BTD).chunk(2, dim=-1)
+            inner = functional.silu(gate) * value
+        else:
+            inner = functional.gelu(self.up(x_BTD), approximate="tanh")
+        result: Tensor = self.down(inner)
+        return result
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on normalised input and added to it."""
+
+    def __init__(self, shape: Shape, context: int) -> None:
+        super().__init__()
+        self.attention_norm = _norm(shape)
+        self.attention = Attention(shape, context)
+        self.feed_forward_norm = _norm(shape)
+        self.feed_forward = FeedForward(shape)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        result: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+        return result
+
+
+def _norm(shape: Shape) -> nn.Module:
+    return nn.RMSNorm(shape.width, eps=1e-5) if shape.llama else nn.LayerNorm(shape.width)
+
+
+class Decoder(nn.Module):
+    """A language model.
+
+    Args:
+        shape: its sizes.
+        vocabulary: token numbers.
+        context: the most tokens it sees.
+    """
+
+    def __init__(self, shape: Shape, vocabulary: int, context: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, shape.width)
+        self.positions = None if shape.llama else nn.Embedding(context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape, context) for _ in range(shape.layers))
+        self.norm = _norm(shape)
+        self.head = nn.Linear(shape.width, vocabulary, bias=False)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
+        self._draw_weights(shape)
+
+    def forward(self, tokens_BT: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V); with targets, their mean cross entropy, without holding all logits in float32."""
+        x_BTD = self.embedding(tokens_BT)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[1]]
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        x_BTD = self.norm(x_BTD)
+        if targets is not None:
+            return linear_cross_entropy(x_BTD.flatten(0, 1), self.head.weight, targets.flatten())
+        logits_BTV: Tensor = self.head(x_BTD)
+        return logits_BTV
+
+    def _draw_weights(self, shape: Shape) -> None:
+        """GPT-2's: normal with 0.02, less for what is added to the stream of `2 * layers` sums; biases zero."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                added = name.endswith((".out", ".down"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * shape.layers) if added else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def build_decoder(name: str, vocabulary: int, context: int, arguments: dict[str, Any]) -> Decoder:
+    """A new model of a named shape.
+
+    Args:
+        name: of `SHAPES`.
+        arguments: sizes that differ from the shape's: { layers = 2 }.
+
+    Raises:
+        InputError: the sizes are unknown or do not go together.
+    """
+    try:
+        shape = replace(SHAPES[name], **arguments)
+    except TypeError as error:
+        raise InputError(
+            f"model.arguments = {arguments} do not fit {name}", str(error), "--set model.arguments={}"
+        ) from None
+    if shape.width % shape.heads or shape.heads % shape.kv_heads:
+        raise InputError(
+            f"model.arguments: {shape.width} wide with {shape.heads} heads and {shape.kv_heads} of keys and values",
+            "heads must divide the width, and be a multiple of kv_heads",
+            "--set model.arguments={}",
+        )
+    return Decoder(shape, vocabulary, context)
