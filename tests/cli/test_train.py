@@ -99,8 +99,8 @@ def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command,
 def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: Path) -> None:
     code = (
         "import os, signal, sys; from hotloop.cli.main import main; import hotloop.train.step as s\n"
-        "call = s.Step.__call__\n"
-        "s.Step.__call__ = lambda *a, **k: (os.kill(os.getpid(), signal.SIGINT), call(*a, **k))[1]\n"
+        "run = s.Step.run\n"
+        "s.Step.run = lambda *a, **k: (os.kill(os.getpid(), signal.SIGINT), run(*a, **k))[1]\n"
         "main(['train', 'job.toml'])"
     )
     child = subprocess.run(

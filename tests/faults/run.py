@@ -109,8 +109,7 @@ def kill_once(trial: Trial, run: Path, after_seconds: float) -> int:
 
 
 def newest_step(run: Path) -> int:
-    found = sorted((run / "checkpoints").glob("epoch-*")) if (run / "checkpoints").exists() else []
-    return int(found[-1].name.rsplit("-", 1)[-1]) if found else 0
+    return max((int(path.name.rsplit("-", 1)[-1]) for path in (run / "checkpoints").glob("epoch-*")), default=0)
 
 
 def run_trials(trials: int, images: Path, seed: int = 0) -> Faults:

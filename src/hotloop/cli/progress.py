@@ -5,7 +5,7 @@ import os
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hotloop.core.units import count, format_bytes, format_seconds
+from hotloop.core.units import count, format_amount, format_bytes, format_seconds
 from hotloop.train.observer import Ended, Event, Logged, Observer, Saved, Started, Validated, Warned
 
 
@@ -37,6 +37,9 @@ class LinesObserver(Observer):
                 self.print(f"run {event.run.directory}")
                 model = f"{job.model.name}, {event.parameters:,} parameters, {job.precision} on {job.device}"
                 self.print(f"{model}; {count(event.samples, 'sample')}, {count(event.steps, 'step')}")
+                for choice in event.choices:
+                    if choice.key in _TOLD:
+                        self.print(f"{choice.key} = {choice.value}: {choice.why}", style="dim")
                 if event.resumed_from:
                     self.print(f"continuing at step {event.progress.step:,} from {event.resumed_from}")
                 for change in event.changed:
@@ -108,9 +111,17 @@ class BarObserver(LinesObserver):
         self._bar.stop()
 
 
+_TOLD = ("precision", "speed.compile")
+"""Choices that are worth a line at the start; --dry-run tells all."""
+
+
 def _figures(event: Logged) -> str:
     scale = f"  scale {event.scale:g}" if event.scale != 1 else ""
+    speed = (
+        (event.tokens_per_second, "tokens/s") if event.tokens_per_second else (event.samples_per_second, "samples/s")
+    )
+    mfu = f"  MFU {100 * event.mfu:.1f} %" if event.mfu else ""
     return (
-        f"loss {event.loss:.4f}  {event.samples_per_second:,.0f} samples/s  wait {100 * event.data_wait_share:.1f} %  "
+        f"loss {event.loss:.4f}  {format_amount(*speed)}{mfu}  wait {100 * event.data_wait_share:.1f} %  "
         f"{format_bytes(event.memory_bytes)}{scale}"
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,7 +16,7 @@ from hotloop.core.errors import InputError
 from hotloop.core.job import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
-from hotloop.core.units import format_seconds
+from hotloop.core.units import format_amount, format_seconds
 
 _STOPPED_EARLY = 75
 """EX_TEMPFAIL: schedulers that know it start the job again."""
@@ -51,7 +52,7 @@ def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as
 
     if dry_run:
         plan = inspect_job(job, read_machine())
-        click.echo(json.dumps(plan) if as_json else "\n".join(f"{name}: {value}" for name, value in plan.items()))
+        click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
     with standard_output_to_error() if as_json else nullcontext():
         run, result = train_job(job, read_machine(), terminal_observer(), resume)
@@ -60,6 +61,12 @@ def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as
     else:
         click.echo(_summary(file, run, result, fixed=job.run.dir is not None))
     return 0 if result.status == "finished" else _STOPPED_EARLY
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    chosen = plan.pop("chosen")
+    lines = [f"{name}: {value}" for name, value in plan.items()]
+    return "\n".join([*lines, *(f"{key} = {one['value']}: {one['why']}" for key, one in chosen.items())])
 
 
 @contextmanager
@@ -76,6 +83,16 @@ def standard_output_to_error() -> Iterator[None]:
         os.close(kept)
 
 
+def _speed(result: Result) -> str:
+    parts = [format_amount(result.samples_per_second, "samples/s")]
+    if result.tokens_per_second:
+        parts.append(format_amount(result.tokens_per_second, "tokens/s"))
+    if result.mfu:
+        matrix = format_amount(result.matrix_flops_per_second, "FLOP/s")
+        parts.append(f"{format_amount(result.flops_per_second, 'FLOP/s')} (MFU {100 * result.mfu:.1f} % of {matrix})")
+    return ", ".join(parts)
+
+
 def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
     here = Path.cwd()
     directory = run.directory.relative_to(here) if run.directory.is_relative_to(here) else run.directory
@@ -83,8 +100,10 @@ def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
     lines = [
         f"{result.status} after {result.steps:,} steps, {format_seconds(result.train_seconds)} of training",
         figures,
-        f"{result.samples_per_second:,.0f} samples/s, {100 * result.data_wait_share:.1f} % of it waiting for data",
+        f"{_speed(result)}, {100 * result.data_wait_share:.1f} % of the time waiting for data",
     ]
+    if result.captured:
+        lines.append("each step was one replay of a CUDA graph")
     if result.corrupt_files:
         were = "file was" if len(result.corrupt_files) == 1 else "files were"
         lines.append(f"{len(result.corrupt_files)} damaged {were} replaced:")

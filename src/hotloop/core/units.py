@@ -73,6 +73,16 @@ def format_seconds(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def format_amount(value: float, unit: str) -> str:
+    """456e12, "FLOP/s" -> "456 TFLOP/s"; 1234.5, "samples/s" -> "1,234 samples/s"."""
+    if unit != "FLOP/s":
+        return f"{value:,.0f} {unit}"
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value / 1e6:.3g} M{unit}"
+
+
 def count(number: int, singular: str, plural: str = "") -> str:
     """1, "file" -> "1 file"; 1200, "file" -> "1,200 files"."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

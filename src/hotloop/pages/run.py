@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader
 from hotloop import __version__
 from hotloop.core.files import write_atomic
 from hotloop.core.run import Run
-from hotloop.core.units import count, format_bytes, format_seconds
+from hotloop.core.units import count, format_amount, format_bytes, format_seconds
 
 
 def write_report(run: Run) -> None:
@@ -24,7 +24,7 @@ def render_report(run: Run) -> str:
     epochs = [record for record in records if record["event"] == "epoch"]
     examples: list[dict[str, Any]] = json.loads(run.examples_file.read_text()) if run.examples_file.exists() else []
     environment = Environment(loader=PackageLoader("hotloop.pages"), autoescape=True, trim_blocks=True)
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "count": count}
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "count": count, "amount": format_amount}
     return environment.get_template("run.html").render(
         run=run,
         result=result,

@@ -131,6 +131,12 @@ class Checkpointer:
                 _rename(path, "abandoned")
 
 
+def newest_path(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder by its name, whole or not."""
+    found = _found(folder)
+    return found[0][1] if found else None
+
+
 def _found(folder: Path) -> list[tuple[Position, Path]]:
     """The checkpoints in a folder with their positions, newest first."""
     try:

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +40,19 @@ def compile_model(model: nn.Module, how: str) -> None:
             "--set speed.compile=true",
         )
     for part in parts:
-        part.compile(dynamic=False)
+        _compile_in_place(part)
+
+
+def _compile_in_place(module: nn.Module) -> None:
+    """As `module.compile()`, which compiles nothing at all of an nn.Sequential: its frames are torch's own, and those
+    the compiler leaves alone unless other code calls them.
+    """
+    call: Callable[..., Any] = module._call_impl
+
+    def call_module(*arguments: Any, **named: Any) -> Any:
+        return call(*arguments, **named)
+
+    module._compiled_call_impl = torch.compile(call_module, dynamic=False)
 
 
 def undo_compile(model: nn.Module) -> None:
@@ -54,11 +68,13 @@ def without_compiler() -> AbstractContextManager[object]:
 
 
 def first_break() -> str:
-    """Where the compiler first had to leave compiled code in this process, and why; empty if it never had to."""
+    """Why what was compiled in this process is not one piece, or nothing at all; empty if it is."""
     if "torch._dynamo" not in sys.modules:
         return ""
     from torch._dynamo.utils import counters
 
+    if not counters["stats"]["unique_graphs"]:
+        return "it found nothing to compile"
     reason = next(iter(counters["graph_break"]), "")
     return " ".join(reason.split())[:300]
 

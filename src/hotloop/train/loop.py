@@ -18,7 +18,7 @@ from hotloop.core.job import Job
 from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task
-from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State
+from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State, newest_path
 from hotloop.train.flops import Arithmetic
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks
@@ -236,8 +236,8 @@ class Loop:
         }
 
     def _with_last_good(self, error: NonFiniteLoss) -> NonFiniteLoss:
-        found = sorted(self._parts.run.checkpoints.glob("epoch-*"))
-        last = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint before it"
+        found = newest_path(self._parts.run.checkpoints)
+        last = f"the last good checkpoint is {found}" if found else "there is no checkpoint before it"
         return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
 
 
