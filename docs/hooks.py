@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hotloop.core.job import Job, known_keys
+from hotloop.core.job import Job, TokensTask, known_keys
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -14,22 +14,27 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def job_keys() -> str:
     """Every key with its default and what it does, a table for each section."""
     defaults = Job.model_validate({"data": {"train": ""}, "model": {"name": ""}}).model_dump(mode="json")
+    tokens = TokensTask().model_dump(mode="json")
     lines: list[str] = []
     section = None
-    for key, description in known_keys().items():
+    keys = known_keys()
+    keys |= {f"tokens:{key}": text for key, text in known_keys("tokens").items() if key.startswith("task.")}
+    for key, description in keys.items():
         *tables, name = key.split(".")
         if tables != section:
             section = tables
-            title = ".".join(tables) or "top"
+            of_tokens = ' of `name = "tokens"`' if key.startswith("tokens:") else ""
+            title = ".".join(tables).replace(":", "-") or "top"
+            table = title.removeprefix("tokens-")
             lines += [
                 "",
-                f"## {f'`[{title}]`' if tables else 'At the top'} {{ #{title} }}",
+                f"## {f'`[{table}]`' if tables else 'At the top'}{of_tokens} {{ #{title} }}",
                 "",
                 "| key | default | |",
                 "|---|---|---|",
             ]
-        value: Any = defaults
-        for part in (*tables, name):
+        value: Any = tokens[name] if key.startswith("tokens:") else defaults
+        for part in (*tables, name) if value is defaults else ():
             value = value[part]
         required = key in ("data.train", "model.name")
         default = "required" if required else "" if value is None else f"`{json.dumps(value)}`"

@@ -52,6 +52,16 @@ def test_the_line_learns(tmp_path: Path) -> None:
     assert "val_largest_error" in out
 
 
+def test_the_text_example_learns(tmp_path: Path) -> None:
+    folder = REPOSITORY / "examples/text"
+    assert "tokens to train on" in call(sys.executable, str(folder / "make_tokens.py"), str(tmp_path / "tokens"))
+    data = [f"data.{split}={tmp_path}/tokens/{split}.npy" for split in ("train", "val")]
+    short = ["model.arguments={layers=1,width=32,heads=2,kv_heads=2,hidden=64}", "data.batch_size=256", *data]
+    options = [part for value in [*short, f"run.dir={tmp_path}/run"] for part in ("--set", value)]
+    out = call(sys.executable, "-m", "hotloop", "train", str(folder / "job.toml"), *options)
+    assert float(re.findall(r"val_bits_per_token ([\d.]+)", out)[0]) < 6
+
+
 def test_the_own_loop_learns_and_continues(images: Path, tmp_path: Path) -> None:
     out = call(sys.executable, "examples/own_loop.py", str(images), str(tmp_path / "checkpoints"))
     shares = [float(share) for share in re.findall(r"epoch \d: ([\d.]+) of 355", out)]

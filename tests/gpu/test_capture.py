@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import hotloop
 from hotloop import HotloopError, Step, StepSettings
+from hotloop.tasks.cross_entropy import into_gradient
+from hotloop.train.losses import check_finite
 
 Pair = tuple[Tensor, Tensor]
 
@@ -277,6 +280,7 @@ def test_a_loaded_state_is_captured_anew() -> None:
     assert steps[2].number == 12
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_compiled_and_captured_agree_with_neither() -> None:
     data = batches([16] * 8 + [6] + [16] * 3)
     ends = []
@@ -292,24 +296,12 @@ def test_compiled_and_captured_agree_with_neither() -> None:
     assert torch.allclose(ends[0][1], ends[1][1], atol=1e-3)
 
 
-class Breaks(nn.Module):
-    """A model that the compiler refuses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            raise RuntimeError("not while compiling")
-        result: Tensor = self.inner(x)
-        return result
-
-
-def test_a_model_that_does_not_compile_runs_as_it_stands() -> None:
-    model, told = Breaks(), []
-    step = Step(model, loss, sgd(model), settings=StepSettings(compile="model"), notify=told.append)
-    values = train(step, batches([16]) * 6)
+@pytest.mark.filterwarnings("error:.*:UserWarning", "ignore::DeprecationWarning")
+def test_a_model_that_does_not_compile_is_captured_as_it_stands() -> None:
+    """A compiler whose warnings are errors stands for one that fails."""
+    model, told = linear(), []
+    step = Step(model, loss, adam(model), settings=StepSettings(compile="model", ema=0.5), notify=told.append)
+    values = train(step, batches([16]) * 8)
     assert values[-1] < values[0]
     assert step.captured
 
@@ -363,3 +355,76 @@ def test_a_sample_that_does_not_fit_is_an_error() -> None:
     step = Step(model, greedy, sgd(model), notify=lambda text: None)
     with pytest.raises(HotloopError, match="a single sample does not fit into the GPU's memory"):
         step(batches([8])[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+def test_a_compiled_update_is_the_fused_one(make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    data = batches([16] * 12)
+    ends = []
+    for compiled in ("", "model"):
+        model = linear()
+        settings = StepSettings(compile=compiled, clip_norm=1.0, ema=0.5)
+        step = Step(model, loss, make_optimizer(model), lambda number: 0.9**number, settings)
+        values = train(step, data)
+        assert step.captured
+        ends.append((values, weights(model)))
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-3)
+    assert torch.allclose(ends[0][1], ends[1][1], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7, 5), (64, 50304), (3, 4097), (1, 2)])
+def test_the_cross_entropy_kernel_is_the_plain_one(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(shape, device="cuda")).to(dtype)
+    logits[0, 0] = 200.0
+    targets = torch.randint(0, shape[1], shape[:1], device="cuda")
+    exact = logits.double().requires_grad_()
+    expected = functional.cross_entropy(exact, targets, reduction="none")
+    expected.sum().backward()
+    losses = into_gradient(logits, targets)
+    assert torch.allclose(losses.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(logits.double(), exact.grad, atol=1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_a_leak_is_noticed_and_its_line_named() -> None:
+    told: list[str] = []
+    detector = hotloop.LeakDetector(told.append)
+    held, model = [], linear()
+    for number, (images, labels) in enumerate(batches([8] * 20)):
+        value = loss(model, (images, labels))
+        held.append(torch.zeros(1 << 20, device="cuda") + value.detach())  # the leak
+        detector.look(number)
+    assert len(told) == 1
+    assert "memory grows by 4" in told[0]
+    assert "# the leak" in told[0]
+
+
+def test_steady_memory_is_no_leak() -> None:
+    told: list[str] = []
+    detector = hotloop.LeakDetector(told.append)
+    model = linear()
+    step = Step(model, loss, adam(model))
+    for number, batch in enumerate(batches([8] * 60)):
+        step(batch)
+        detector.look(number)
+    assert told == []
+
+
+def test_marks_tell_what_was_allocated() -> None:
+    marks = hotloop.MemoryMarks()
+    marks.mark("before")
+    held = torch.zeros(1 << 24, device="cuda")
+    marks.mark("after")
+    (_, before), (_, after) = marks.reports
+    assert after.allocated_bytes - before.allocated_bytes == held.nbytes
+    assert after.total_bytes > 2**30
+    assert "free" in str(marks)
+
+
+def test_weights_that_are_not_finite_are_found() -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(HotloopError, match="not finite"):
+            check_finite([torch.ones(5, device="cuda"), torch.tensor([1.0, value], device="cuda")], 3)
+    check_finite([torch.full((10,), 6e4, dtype=torch.float16, device="cuda")], 3)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pictures import write_image
@@ -140,3 +141,99 @@ def test_mixed_formats_and_sizes_reach_the_gpu(tmp_path: Path) -> None:
             write_image(tmp_path / f"mixed/{label}/{number}{suffix}", number, (60 + number, 40))
     result = run(small(tmp_path / "mixed", tmp_path / "run", task={"image_size": 32, "augment": {"mixup": 0.2}}))
     assert (result.status, result.corrupt_files) == ("finished", [])
+
+
+def arrays(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 80, (100, 16, 16, 3), dtype=np.uint8)
+    labels = np.arange(100) % 2
+    images[labels == 1, :8] += 150
+    images[labels == 0, 8:] += 150
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    return tmp_path / "images.npz"
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_images_in_an_array_are_gathered_and_augmented_inside_the_graph(tmp_path: Path, compiled: bool) -> None:
+    file = str(arrays(tmp_path))
+    job = small(
+        arrays(tmp_path),
+        tmp_path / "run",
+        data={"train": file, "val": file, "batch_size": 32},
+        task={"image_size": 16, "augment": {"crop_scale": [0.6, 1.0], "flip": 0.5}},
+        speed={"compile": compiled},
+    )
+    told = Told()
+    result = run(job, told)
+    assert result.captured, result.not_captured
+    assert result.metrics["val_accuracy"] == 1.0
+    assert result.mfu > 0
+    assert result.memory["end"]["peak_bytes"] > 0
+
+
+def test_a_language_model_trains_in_a_graph(tmp_path: Path) -> None:
+    text = np.frombuffer(
+        b"".join(path.read_bytes() for path in sorted(Path(np.__file__).parent.glob("*.py"))), np.uint8
+    )
+    np.save(tmp_path / "text.npy", text[:40_000].astype(np.uint16))
+    sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 128}
+    ends = []
+    for name in ("gpt2", "llama-3.2-1b"):
+        for graph in (False, True):
+            raw = {
+                "task": {"name": "tokens", "context": 64, "vocabulary": 256},
+                "data": {"train": str(tmp_path / "text.npy"), "batch_size": 16, "workers": 1},
+                "model": {"name": name, "arguments": {**sizes, "kv_heads": 4 if name == "gpt2" else 2}},
+                "train": {"epochs": 2, "clip_norm": 1.0},
+                "optimizer": {"name": "adamw", "learning_rate": 3e-3},
+                "speed": {"graph": graph},
+                "log": {"tensorboard": False},
+                "run": {"dir": str(tmp_path / f"{name}-{graph}")},
+            }
+            result = run(parse_job(raw, "job"))
+            assert result.captured == graph
+            ends.append(result.metrics["train_loss"])
+    assert ends[0] == pytest.approx(ends[1], rel=0.02)
+    assert ends[2] == pytest.approx(ends[3], rel=0.02)
+    assert max(ends) < 4.0
+
+
+@pytest.mark.parametrize("how", ["selective", "blocks"])
+def test_recomputing_takes_less_memory(how: str) -> None:
+    from hotloop.tasks.transformers import build_decoder
+    from hotloop.train.blocks import recompute_activations
+
+    peaks = []
+    for chosen in ("keep", how):
+        torch.manual_seed(0)
+        model = build_decoder(
+            "gpt2", 512, 512, {"layers": 6, "width": 256, "heads": 4, "kv_heads": 4, "hidden": 1024}
+        ).cuda()
+        if chosen != "keep":
+            recompute_activations(model, chosen)
+        tokens = torch.randint(0, 512, (16, 512), device="cuda")
+        step = Step(model, lambda model, batch: model(batch, batch), torch.optim.SGD(model.parameters(), lr=0.1),
+                    settings=StepSettings("bf16"))  # fmt: skip
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        values = [step(tokens).item() for _ in range(8)]
+        assert step.captured, step.not_captured
+        peaks.append((torch.cuda.max_memory_allocated() - before, values))
+    assert peaks[1][0] < {"blocks": 0.85, "selective": 0.95}[how] * peaks[0][0]
+    assert peaks[1][1] == pytest.approx(peaks[0][1], rel=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own
+def test_float8_learns() -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao, an extra")
+    from hotloop.train.precision import use_float8
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 4)).cuda()
+    assert use_float8(model) == 2
+    step = Step(model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+                torch.optim.SGD(model.parameters(), lr=0.1), settings=StepSettings("float8"))  # fmt: skip
+    batch = torch.randn(64, 64, device="cuda"), torch.arange(64, device="cuda") % 4
+    values = [step(batch).item() for _ in range(40)]
+    assert values[-1] < 0.7 * values[0]

@@ -3,6 +3,7 @@
 Shape suffixes: B batch, C channels, H height, W width.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ class Crops:
         if self.scale == (1.0, 1.0):
             share_x = share_y = torch.ones_like(area)
         else:
-            low, high = torch.log(torch.tensor(self.ratio)).tolist()
+            low, high = (math.log(ratio) for ratio in self.ratio)
             root_area = (self.scale[0] + (self.scale[1] - self.scale[0]) * area).sqrt()
             root_ratio = (0.5 * (low + (high - low) * shape)).exp() * (height / width) ** 0.5
             share_x, share_y = (root_area * root_ratio).clamp(max=1), (root_area / root_ratio).clamp(max=1)

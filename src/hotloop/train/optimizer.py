@@ -1,5 +1,6 @@
 """Optimizers by name, and their learning rates on the device."""
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
@@ -61,6 +62,9 @@ def _kind(name: str) -> Any:
             f'--set optimizer.name="{near[0] if near else "sgd"}"',
         )
     return known[name]
+
+
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 class Rates:
@@ -162,6 +166,27 @@ class Rates:
         self._table.copy_(rates.pin_memory(), non_blocking=True)
 
 
+_FEW = 64
+"""Up to this many tensors the update is compiled with the model. torch's fused kernels give each 65,536 weights one
+block of threads, so that a small network's update waits for a few slow blocks: 27 of 112 µs a step of a three-layer
+network on an H200."""
+
+
+def compiled_update(optimizer: Optimizer) -> Callable[[], object] | None:
+    """The optimizer's step, compiled where that is faster than its fused form; None elsewhere.
+
+    On a GPU, for SGD, Adam and AdamW over few tensors. Another rounding apart, the numbers are the same.
+    """
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    suited = type(optimizer) in _FUSED and all(tensor.is_cuda for tensor in tensors) and len(tensors) <= _FEW
+    if not suited:
+        return None
+    for group in optimizer.param_groups:
+        group.update(fused=False, foreach=True)
+    update: Callable[[], object] = torch.compile(optimizer.step, dynamic=False)
+    return update
+
+
 def _obstacle(optimizer: Optimizer) -> str:
     for group in optimizer.param_groups:
         if not (group.get("fused") or "capturable" in group or _can_be_fused(optimizer, group)):
@@ -173,7 +198,7 @@ def _can_be_fused(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     """Whether torch has it fused and the user did not say otherwise; a subclass may do something else."""
     on_gpu = all(parameter.is_cuda and parameter.is_floating_point() for parameter in group["params"])
     asked = group.get("fused") is False or group.get("foreach") or group.get("differentiable")
-    return type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW) and on_gpu and not asked
+    return type(optimizer) in _FUSED and on_gpu and not asked
 
 
 def _keep_on_device(optimizer: Optimizer) -> None:

@@ -23,7 +23,7 @@ from hotloop.train.compiler import compile_model, compiler_errors, first_break, 
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
 from hotloop.train.loss_ring import LossRing
-from hotloop.train.optimizer import Rates
+from hotloop.train.optimizer import Rates, compiled_update
 from hotloop.train.pieces import Pieces, cut, no_room, release
 from hotloop.train.schedule import Schedule
 
@@ -125,6 +125,8 @@ class Step:
         self._looked_for_breaks = False
         self._buffers = list(model.buffers())
         self._buffers_before: list[Tensor] = []
+        compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
+        self._compiled_update = compiled_update(optimizer) if compiled else None
         if self._rates.obstacle:
             notify(f"the optimizer's step is not captured into the CUDA graph: {self._rates.obstacle}")
 
@@ -337,6 +339,9 @@ class Step:
                 self._scaler.step(self.optimizer)
                 self._scaler.update()
                 self._skipped += self._scaler.scale(self._one) < before
+            elif self._compiled_update:
+                with torch.compiler.set_stance("default"):  # for a rare shape's batch too, whose model is not compiled
+                    self._compiled_update()
             else:
                 self.optimizer.step()
         except torch.OutOfMemoryError as error:
