@@ -10,9 +10,9 @@ import pytest
 import hotloop
 
 SOURCE = Path(hotloop.__file__).parent
-LAYERS = ["core", "data", "pages", "tasks", "train", "cli"]
+LAYERS = ["core", "data", "pages", "kernels", "tasks", "train", "cli"]
 """From the ground up: a package imports those before it, and itself."""
-WITH_TORCH = {"tasks", "train"}
+WITH_TORCH = {"kernels", "tasks", "train"}
 
 
 def imports(tree: ast.Module) -> set[str]:

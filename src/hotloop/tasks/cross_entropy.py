@@ -62,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def into_gradient(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """Turn logits into softmax minus one-hot, in place; each row's cross entropy, float32 (N,)."""
     if logits_NV.is_cuda:
-        from hotloop.tasks.cross_entropy_kernel import into_gradient_on_gpu
+        from hotloop.kernels.cross_entropy import into_gradient_on_gpu
 
         return into_gradient_on_gpu(logits_NV, targets_N)
     log_softmax = logits_NV.float().log_softmax(1)

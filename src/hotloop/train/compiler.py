@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ def keep_compiled_code() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
-def compile_model(model: nn.Module, how: str) -> None:
+def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) -> None:
     """Compile a model in place, for fixed shapes.
 
     Args:
         how: "model": all of it at once, the fastest; "blocks": its repeated blocks, one compilation for all of them.
+        dtype: what it computes in on a GPU, if operators of ours may take the place of its batch normalisations.
 
     Raises:
         InputError: it has no repeated blocks.
@@ -40,19 +42,35 @@ def compile_model(model: nn.Module, how: str) -> None:
             "--set speed.compile=true",
         )
     for part in parts:
-        _compile_in_place(part)
+        _compile_in_place(part, _fused(part, dtype) if dtype and how == "model" else None)
 
 
-def _compile_in_place(module: nn.Module) -> None:
+def _fused(model: nn.Module, dtype: torch.dtype) -> Callable[..., Any] | None:
+    if find_spec("triton") is None or torch.cuda.get_device_capability() < (8, 0):
+        return None
+    from hotloop.kernels.fuse import fused
+
+    return fused(model, dtype)
+
+
+def _compile_in_place(module: nn.Module, fused: Callable[..., Any] | None) -> None:
     """As `module.compile()`, which compiles nothing at all of an nn.Sequential: its frames are torch's own, and those
     the compiler leaves alone unless other code calls them.
     """
     call: Callable[..., Any] = module._call_impl
 
     def call_module(*arguments: Any, **named: Any) -> Any:
+        if fused is not None and module.training:
+            return fused(*arguments, **named)
         return call(*arguments, **named)
 
-    module._compiled_call_impl = torch.compile(call_module, dynamic=False)
+    module._compiled_call_impl = torch.compile(call_module, dynamic=False, options=_options() if fused else None)
+
+
+def _options() -> dict[str, Any]:
+    from hotloop.kernels.fuse import FoldSums
+
+    return {"post_grad_custom_post_pass": FoldSums()}
 
 
 def undo_compile(model: nn.Module) -> None:

@@ -46,6 +46,7 @@ class StepSettings:
         clip_norm: largest norm of all gradients together, after unscaling; 0: none.
         ema: decay of the averaged weights; 0: none.
         compile: "model", "blocks" (its repeated blocks), or nothing.
+        own_kernels: with compile on a GPU, put hotloop's kernels into the model where they fit.
         graph: capture the step into a CUDA graph where that is possible.
         recover: when memory runs out, repeat the same window in smaller pieces.
     """
@@ -54,6 +55,7 @@ class StepSettings:
     clip_norm: float = 0.0
     ema: float = 0.0
     compile: str = ""
+    own_kernels: bool = True
     graph: bool = True
     recover: bool = True
 
@@ -107,7 +109,8 @@ class Step:
         self._scaler = GradScaler(self._device.type, enabled=settings.precision == "fp16")
         self._average = Averaged(model, settings.ema) if settings.ema else None
         if settings.compile:
-            compile_model(model, settings.compile)
+            own_kernels = self._device.type == "cuda" and settings.own_kernels
+            compile_model(model, settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
         warm_up = _DDP_WARM_UP if isinstance(model, DistributedDataParallel) else WARM_UP
         self._executor = Executor(self._device, settings.graph, bool(settings.compile), warm_up, notify)
         self._pieces = Pieces()

@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _into_gradient(logits, targets, losses, stride, vocabulary, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _into_gradient(logits, targets, losses, stride, vocabulary, BLOCK: tl.constexpr):
     """One program a row: the running maximum and sum of exponentials, then softmax minus one-hot in place."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
