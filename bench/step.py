@@ -5,8 +5,9 @@ Sections, each with its goals:
   compiled loop, 3.1 × PyTorch's defaults, 2.3 × the guides' fp16 autocast loop.
 - resnet152: batch 128. At least 2.3 × the defaults, with at most 0.45 of their memory.
 - cifar: ResNet-50 on 50,000 images of 32 × 32 in host memory, whole epochs of `hotloop train` with augmentation,
-  shuffling and logging. At least 1.4 × the hand-written compiled loop in "reduce-overhead" mode, its one batch lying on
-  the GPU; at most 0.42 s an epoch with batches of 512, 0.31 s with 1024.
+  shuffling and logging. At least 1.4 × a careful loop of the same work (images on the GPU) compiled in "reduce-overhead"
+  mode; that loop on one batch over and over stands beside it. At most 0.42 s an epoch with batches of 512, 0.31 s with
+  1024.
 - small: a small network of the CIFAR speed runs' kind. At least 0.95 × a hand-captured graph of the same work.
 - second_start: the first step of a compiled job, with a cold and a warm cache. At most 0.25 of the cold one.
 """
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import Image, figures, hand_written, hotloop_step, measure, ratios
+from contenders import Image, figures, hand_written, hotloop_step, measure, ratios, synchronize
 from record import Figure, record
 from torch import Tensor, nn
 from torch.nn import functional
@@ -124,7 +125,8 @@ class Said(Observer):
 def cifar(device: str, rounds: int) -> dict[str, Any]:
     tiny = device == "cpu"
     images, batches, name = (64, (16, 32), "resnet18") if tiny else (50_000, (512, 1024), "resnet50")
-    content: dict[str, Any] = {"epoch_seconds": {}, "ratios": {}, "goals": {"reduce-overhead": 1.4}}
+    content: dict[str, Any] = {"epoch_seconds": {}, "ratios": {}, "ratios_to_one_batch": {}}
+    content["goals"] = {"reduce-overhead": 1.4}
     content["goals"]["epoch_seconds"] = {"512": 0.42, "1024": 0.31}
     with tempfile.TemporaryDirectory() as folder:
         for batch in batches:
@@ -137,9 +139,46 @@ def cifar(device: str, rounds: int) -> dict[str, Any]:
             )
             measured = measure({"rival": make}, device, rounds, steps=2 if tiny else 98)
             theirs = Figure.of([images / batch / rate for rate in measured["rival"].rates], "s")
+            content["epoch_seconds"][f"{batch}, reduce-overhead, one batch over and over"] = vars(theirs)
+            content["ratios_to_one_batch"][str(batch)] = theirs.median / figure.median
+            theirs = Figure.of(epochs_by_hand(resnet(name, 10), images, batch, device, rounds), "s")
             content["epoch_seconds"][f"{batch}, reduce-overhead"] = vars(theirs)
             content["ratios"][str(batch)] = theirs.median / figure.median
     return content
+
+
+def epochs_by_hand(make: Callable[[], nn.Module], images: int, batch: int, device: str, rounds: int) -> list[float]:
+    """Seconds an epoch of a careful loop: images on the device, gathered, augmented, normalised there, then trained on.
+
+    bf16, channels_last, fused SGD, torch.compile in "reduce-overhead" mode; no logging.
+    """
+    model = make().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    network = torch.compile(model, mode="reduce-overhead") if device == "cuda" else model
+    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, 10, (images,), device=device)
+    crops = Crops(flip=0.5, shift=4)
+
+    def epoch() -> None:
+        order = torch.randperm(images, device=device)
+        for start in range(0, images - batch + 1, batch):
+            chosen = order[start : start + batch]
+            inputs = crops.cut(pixels[chosen].float(), torch.rand(batch, 5, device=device), 32)
+            inputs = ((inputs - 127) / 60).contiguous(memory_format=torch.channels_last)
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = functional.cross_entropy(network(inputs), labels[chosen])
+            loss.backward()
+            optimizer.step()
+        synchronize(device)
+
+    seconds = []
+    for number in range(rounds + 2):
+        started = time.perf_counter()
+        epoch()
+        if number >= 2:
+            seconds.append((time.perf_counter() - started) * images / (images // batch * batch))
+    return seconds
 
 
 def small_network(num_classes: int = 10) -> nn.Module:
@@ -241,7 +280,7 @@ def second_start(device: str, rounds: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as cache:
             for name in ("cold", "warm"):
                 command = [sys.executable, "-c", _FIRST_STEP, str(Path(__file__).parent), device]
-                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache + "/triton"}
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=True)
                 seconds[name].append(float(done.stdout.split()[-1]))
     figures = {name: Figure.of(values, "s") for name, values in seconds.items()}

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import hotloop
 from hotloop import HotloopError, Step, StepSettings
-from hotloop.tasks.cross_entropy import into_gradient
+from hotloop.tasks.cross_entropy import into_gradient, linear_cross_entropy
 from hotloop.train.losses import check_finite
 
 Pair = tuple[Tensor, Tensor]
@@ -428,3 +428,21 @@ def test_weights_that_are_not_finite_are_found() -> None:
         with pytest.raises(HotloopError, match="not finite"):
             check_finite([torch.ones(5, device="cuda"), torch.tensor([1.0, value], device="cuda")], 3)
     check_finite([torch.full((10,), 6e4, dtype=torch.float16, device="cuda")], 3)
+
+
+@pytest.mark.parametrize("tokens", [100, 6000])
+def test_linear_cross_entropy_on_the_card_is_the_plain_one(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.tasks.cross_entropy._CHUNK_BYTES", 2000 * 1024 * 2)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(tokens, 64, device="cuda"), torch.randn(1024, 64, device="cuda") / 8
+    targets = torch.randint(0, 1024, (tokens,), device="cuda")
+    exact = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
+    expected = functional.cross_entropy(exact[0] @ exact[1].T, targets)
+    expected.backward()
+    own = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        value = linear_cross_entropy(own[0], own[1], targets)
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-3)
+    for mine, theirs in zip(own, exact, strict=True):
+        assert ((mine.grad - theirs.grad).norm() / theirs.grad.norm()).item() < 1e-2

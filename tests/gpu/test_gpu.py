@@ -236,4 +236,4 @@ def test_float8_learns() -> None:
                 torch.optim.SGD(model.parameters(), lr=0.1), settings=StepSettings("float8"))  # fmt: skip
     batch = torch.randn(64, 64, device="cuda"), torch.arange(64, device="cuda") % 4
     values = [step(batch).item() for _ in range(40)]
-    assert values[-1] < 0.7 * values[0]
+    assert values[-1] < 0.85 * values[0]

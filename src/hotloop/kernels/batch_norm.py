@@ -5,7 +5,8 @@ a root and a division for each element and reads the output only for the mask of
 coefficients are worked out once: y = scale x + shift, dx = a g + b x + d, and the mask is that of y. Sums are of
 x - running mean, in float32, in an order that is always the same.
 
-Legend: BM, BC rows and columns of a block; G programs that share the rows.
+Legend: BM, BC rows and columns of a block; G programs that share the rows. C is no compile-time constant: a network has
+a dozen of them, and each would be compiled by itself.
 """
 
 import math
@@ -44,7 +45,7 @@ def _blocks(kind: tuple[int, int, int], x: Tensor) -> tuple[int, int, int, int, 
 
 
 @triton.jit
-def _sums(x, base, partial, M, G, C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
+def _sums(x, base, partial, M, G, C, BM: tl.constexpr, BC: tl.constexpr):
     """Sums of x - base and of its square over a program's rows."""
     program = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -63,7 +64,7 @@ def _sums(x, base, partial, M, G, C: tl.constexpr, BM: tl.constexpr, BC: tl.cons
 
 
 @triton.jit
-def _statistics(partial, base, variance, weight, bias, stats, M, G, momentum, eps, C: tl.constexpr, BG: tl.constexpr):
+def _statistics(partial, base, variance, weight, bias, stats, M, G, momentum, eps, C, BG: tl.constexpr):
     """From the programs' sums to mean, scale, shift and the new running values; 16 channels a program."""
     c = tl.program_id(0) * 16 + tl.arange(0, 16)
     first = tl.zeros([BG, 16], tl.float32)
@@ -88,7 +89,7 @@ def _statistics(partial, base, variance, weight, bias, stats, M, G, momentum, ep
 
 
 @triton.jit
-def _normalise(x, stats, other, other_stats, out, M, C: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+def _normalise(x, stats, other, other_stats, out, M, C, SUM: tl.constexpr, RELU: tl.constexpr,
                BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """The output relu(bn(x) + other), SUM 0: no other, 1: as it is, 2: normalised by statistics of its own."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -108,7 +109,7 @@ def _normalise(x, stats, other, other_stats, out, M, C: tl.constexpr, SUM: tl.co
 
 
 @triton.jit
-def _gradient_sums(dy, dy2, x, out, stats, other, other_stats, g_out, partial, M, G, C: tl.constexpr,
+def _gradient_sums(dy, dy2, x, out, stats, other, other_stats, g_out, partial, M, G, C,
                    MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr,
                    BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """Sums of g and g (x - mean), g being the masked gradient; kept in g_out if KEEP.
@@ -153,7 +154,7 @@ def _gradient_sums(dy, dy2, x, out, stats, other, other_stats, g_out, partial, M
 
 
 @triton.jit
-def _coefficients(partial, which, stats, result, M, G, C: tl.constexpr, BG: tl.constexpr):
+def _coefficients(partial, which, stats, result, M, G, C, BG: tl.constexpr):
     """For each channel a, b, d of dx = a g + b x + d, and the gradients of weight and bias.
 
     `which` of the sums of g (x - mean) is to be taken.
@@ -176,7 +177,7 @@ def _coefficients(partial, which, stats, result, M, G, C: tl.constexpr, BG: tl.c
 
 
 @triton.jit
-def _input_gradient(g_in, x, stats, coefficients, dx, other, other_coefficients, d_other, M, C: tl.constexpr,
+def _input_gradient(g_in, x, stats, coefficients, dx, other, other_coefficients, d_other, M, C,
                     MASK: tl.constexpr, SUM: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """The gradient dx = a g + b x + d, and the same for the other input.
 

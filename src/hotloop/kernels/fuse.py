@@ -120,9 +120,9 @@ def _fuse_stems(traced: fx.GraphModule, dtype: torch.dtype) -> int:
     count = 0
     nodes: list[Any] = list(traced.graph.nodes)
     for pool in nodes:
-        relu = _only_input(pool) if _module(pool, modules, nn.MaxPool2d) else None
-        norm = _only_input(relu) if relu and _is_relu(relu, modules) else None
-        conv = _only_input(norm) if norm and _plain_norm(norm, modules) else None
+        relu: Any = _only_input(pool) if _module(pool, modules, nn.MaxPool2d) else None
+        norm: Any = _only_input(relu) if relu and _is_relu(relu, modules) else None
+        conv: Any = _only_input(norm) if norm and _plain_norm(norm, modules) else None
         if conv and _module(conv, modules, nn.Conv2d) and _is_stem(modules[conv.target], modules[pool.target]):
             fused = _Stem(modules[conv.target], modules[norm.target], modules[pool.target], dtype)
             _replace(traced, pool, fused, (conv.args[0],), f"fused_stem_{count}")
@@ -190,7 +190,7 @@ def _is_relu(node: Any, modules: dict[str, Any]) -> bool:
     return _module(node, modules, nn.ReLU) or (node.op == "call_function" and node.target in _RELUS)
 
 
-def _only_input(node: fx.Node) -> Any:
+def _only_input(node: Any) -> Any:
     """What the node reads, if nobody else does."""
     source: Any = node.args[0] if node.args else None
     return source if isinstance(source, fx.Node) and len(source.users) == 1 else None

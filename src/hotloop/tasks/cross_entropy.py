@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_CHUNK_BYTES = 4 << 30
-"""Logits held at once. GPT-2's batch of 32 × 1024 tokens fits whole; more pieces cost more passes over the weight's
-gradient."""
+_CHUNK_BYTES = 1 << 30
+"""Logits held at once. For GPT-2's batch of 32 × 1024 tokens four pieces are as fast as one on an H200, and take 2 GiB
+less."""
 
 
 def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -46,8 +46,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits_NV = some_hidden @ weight.T
                 losses.append(into_gradient(logits_NV, some_targets))
                 hidden_gradients.append(logits_NV @ weight)
-                part = logits_NV.T @ some_hidden
-                weight_gradient = part if weight_gradient is None else weight_gradient.float().add_(part)
+                weight_gradient = _add_product(weight_gradient, logits_NV.T, some_hidden)
         ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient)
         ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
         return torch.cat(losses).mean()
@@ -57,6 +56,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         scale = outputs[0] / len(hidden)
         return (hidden * scale).to(ctx.dtypes[0]), (weight * scale).to(ctx.dtypes[1]), None, None
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """Total + a @ b in float32; on a GPU in one kernel."""
+    if a.is_cuda and a.dtype != torch.float32:
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32)
+    return a.float() @ b.float() if total is None else total.addmm_(a.float(), b.float())
 
 
 def into_gradient(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

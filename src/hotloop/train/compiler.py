@@ -41,6 +41,11 @@ def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) 
             f"{type(model).__name__} holds no two modules of one class with weights in several layers",
             "--set speed.compile=true",
         )
+    import torch._dynamo.config  # not above: loading it takes two seconds
+
+    # The limit is for one piece of code in the whole process, and past it that code silently runs uncompiled. Which
+    # shapes are compiled is decided by the step, and said; what is left to count are the models of one process.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
     for part in parts:
         _compile_in_place(part, _fused(part, dtype) if dtype and how == "model" else None)
 
