@@ -5,9 +5,9 @@ Sections, each with its goals:
   compiled loop, 3.1 × PyTorch's defaults, 2.3 × the guides' fp16 autocast loop.
 - resnet152: batch 128. At least 2.3 × the defaults, with at most 0.45 of their memory.
 - cifar: ResNet-50 on 50,000 images of 32 × 32 in host memory, whole epochs of `hotloop train` with augmentation,
-  shuffling and logging. At least 1.4 × a careful loop of the same work (images on the GPU) compiled in "reduce-overhead"
-  mode; that loop on one batch over and over stands beside it. At most 0.42 s an epoch with batches of 512, 0.31 s with
-  1024.
+  shuffling and logging. At least 1.4 × a careful loop of the same work, images on the GPU, compiled in
+  "reduce-overhead" mode; the same on one batch over and over stands beside it. At most 0.42 s an epoch with batches of
+  512, 0.31 s with 1024.
 - small: a small network of the CIFAR speed runs' kind. At least 0.95 × a hand-captured graph of the same work.
 - second_start: the first step of a compiled job, with a cold and a warm cache. At most 0.25 of the cold one.
 """
