@@ -67,12 +67,12 @@ def hand_written(
     return train
 
 
-def hotloop_step(make: Callable[[], nn.Module], image: Image, device: str) -> Train:
+def hotloop_step(make: Callable[[], nn.Module], image: Image, device: str, own_kernels: bool = False) -> Train:
     """The same through `hotloop.Step`, as `train` sets it up on a GPU for a long run."""
     model = make().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     compiled = "model" if device == "cuda" else ""
-    settings = hotloop.StepSettings(precision="bf16", compile=compiled)
+    settings = hotloop.StepSettings(precision="bf16", compile=compiled, own_kernels=own_kernels)
     step = hotloop.Step(
         model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]), optimizer,
         lambda number: 1 / (1 + number), settings,

@@ -62,7 +62,7 @@ def test_a_frozen_norm_and_evaluation_stay_plain() -> None:
     ).cuda()
     plain = copy.deepcopy(model)
     Step(model, lambda model, batch: model(batch).sum(), torch.optim.SGD(model.parameters(), lr=0.1),
-         settings=StepSettings("bf16", compile="model"))  # fmt: skip
+         settings=StepSettings("bf16", compile="model", own_kernels=True))  # fmt: skip
     images = torch.randn(4, 3, 8, 8, device="cuda")
     model.eval(), plain.eval()
     with torch.no_grad():

@@ -55,7 +55,7 @@ class StepSettings:
     clip_norm: float = 0.0
     ema: float = 0.0
     compile: str = ""
-    own_kernels: bool = True
+    own_kernels: bool = False
     graph: bool = True
     recover: bool = True
 
