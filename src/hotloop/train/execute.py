@@ -83,6 +83,11 @@ class Executor:
             return self._probed(batch, work)
         return self._captured(key, leaves, spec, work)
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether something is captured at present."""
+        return bool(self._graphs)
+
     def forget(self) -> None:
         """Drop all graphs: what they read or wrote has been replaced."""
         self._graphs.clear()

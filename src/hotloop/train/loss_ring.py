@@ -28,7 +28,7 @@ class LossRing:
         self._buffer.index_copy_(0, self._counter.position, loss.reshape(1))
 
     def written(self) -> None:
-        """Count a loss on the host; its work is queued, and the counter has not moved on yet."""
+        """Count a loss on the host, whose work is queued, after the counter has been `advanced`."""
         self.pending = min(self.pending + 1, Counter.CAPACITY)
 
     def take(self, wait: bool = False) -> list[float]:

@@ -224,8 +224,9 @@ class Step:
     def _run_with_recovery(self, last: bool) -> None:
         """The window's newest batch; if memory runs out, the whole window in smaller pieces."""
         part = len(self._window) - 1
-        if part == 0 and not self.captured:  # a replay allocates nothing
-            self._buffers_before = [buffer.detach().clone() for buffer in self._buffers]
+        if part == 0:  # a replay allocates nothing, and needs no way back
+            buffers = [] if self._executor.has_graphs else self._buffers
+            self._buffers_before = [buffer.detach().clone() for buffer in buffers]
         while part < len(self._window):
             try:
                 self._run_part(part, last)
