@@ -238,3 +238,37 @@ def test_pieces_hold_every_sample_once(count: int) -> None:
     assert torch.equal(torch.cat([piece["names"][1] for piece, _ in pieces]), torch.arange(16) * 2)
     assert sum(share for _, share in pieces) == pytest.approx(1)
     assert max(share for _, share in pieces) <= -(-16 // count) / 16
+
+
+def test_a_failed_call_leaves_nothing_for_the_next_window() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+
+    def slope(model: nn.Module, batch: Tensor) -> Tensor:
+        if batch.isnan().any():
+            raise ValueError("a bad batch")
+        return -model(batch).mean()
+
+    step = Step(model, slope, torch.optim.SGD(model.parameters(), lr=1.0))
+    step(torch.full((1, 1), 5.0), share=0.5, last=False)
+    with pytest.raises(ValueError, match="a bad batch"):
+        step(torch.full((1, 1), float("nan")), share=0.5)
+    step(torch.ones(1, 1))
+    assert model.weight.item() == 1.0
+    assert step.number == 1
+
+
+def test_clipping_counts_what_the_optimizer_changes() -> None:
+    model = linear()
+    frozen_scale = nn.Linear(4, 4)
+    model.add_module("unused_by_optimizer", nn.Identity())
+    outer = nn.ModuleList([model, frozen_scale])
+
+    def both(outer: nn.Module, batch: Pair) -> Tensor:
+        return loss(model, batch) + 1000 * frozen_scale(torch.ones(1, 4)).square().mean()
+
+    step = Step(outer, both, torch.optim.SGD(model.parameters(), lr=1.0), settings=StepSettings(clip_norm=0.01))
+    for batch in batches([8] * 3):
+        before = weights(model)
+        step(batch)
+        assert (weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)

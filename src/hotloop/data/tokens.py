@@ -58,12 +58,12 @@ class TokenWindows(Dataset):
 
     def sample(self, index: int, random: np.random.Generator) -> Sample:
         start = index * self.context
-        window = self.tokens[start : start + self.context + 1].astype(np.int32)
+        window = self.tokens[start : start + self.context + 1]
         if window.max() >= self.vocabulary:
             raise DamagedSample(
                 self.name(index), f"token {window.max()} is not below task.vocabulary = {self.vocabulary}"
             )
-        return {"tokens": window}
+        return {"tokens": window.astype(np.int32)}
 
     def name(self, index: int) -> str:
         return f"tokens {index * self.context:,} to {(index + 1) * self.context:,} of {self.path}"

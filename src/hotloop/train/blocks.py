@@ -50,8 +50,13 @@ def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
         return around(partial(original.forward, self), *arguments, **named)
 
     original = type(module)
-    kind = type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
-    module.__class__ = kind
+    if (original, around) not in _WRAPPED:  # one class for all, so that they still count as blocks of one kind
+        members = {"forward": forward, "__module__": original.__module__}
+        _WRAPPED[original, around] = type(original.__name__, (original,), members)
+    module.__class__ = _WRAPPED[original, around]
+
+
+_WRAPPED: dict[tuple[type, Callable[..., Any]], type] = {}
 
 
 _EXPENSIVE = [
@@ -84,10 +89,17 @@ def recompute_activations(model: nn.Module, how: str) -> int:
             f"{type(model).__name__} holds no two modules of one class with weights in several layers",
             '--set speed.activations="keep"',
         )
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for block in blocks for module in block.modules()):
+        raise InputError(
+            f'speed.activations = "{how}": the blocks hold batch normalisation',
+            "computed twice, it would count each batch twice in its running statistics",
+            '--set speed.activations="keep"',
+        )
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _EXPENSIVE)
-    # Remembering the state of the random numbers waits for the GPU; only dropout needs it.
+    # Remembering the state of the random numbers waits for the GPU, so that the step cannot be captured; what may draw
+    # needs it, or it would draw other masks the second time.
     options["preserve_rng_state"] = any(_draws(module) for module in model.modules())
 
     def around(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -101,7 +113,13 @@ def recompute_activations(model: nn.Module, how: str) -> int:
 
 
 def _draws(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    """Whether a module may draw random numbers: code that is neither torch's nor ours may do anything."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0
+    known = type(module).__module__.startswith(("torch.nn.", "hotloop."))
+    return isinstance(module, nn.RReLU) or not known
 
 
 def tensors_as_float(value: Any) -> Any:

@@ -37,6 +37,7 @@ class Executor:
         compiled: whether the model is compiled.
         warm_up: calls of each place and shape before its capture.
         notify: told, in a line, what cannot be captured and why.
+        capture_failed: called before work whose capture failed is run as it stands.
 
     Attributes:
         reason: why nothing is captured any more; empty while it may be.
@@ -44,7 +45,13 @@ class Executor:
     """
 
     def __init__(
-        self, device: torch.device, capture: bool, compiled: bool, warm_up: int, notify: Callable[[str], None]
+        self,
+        device: torch.device,
+        capture: bool,
+        compiled: bool,
+        warm_up: int,
+        notify: Callable[[str], None],
+        capture_failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.reason = "" if capture else "switched off"
         self.replays = 0
@@ -52,8 +59,9 @@ class Executor:
         self._compiled = compiled
         self._warm_up = warm_up
         self._notify = notify
-        self._graphs: dict[Hashable, _Graph] = {}
-        self._calls: Counter[Hashable] = Counter()
+        self._capture_failed = capture_failed
+        self._graphs: dict[tuple[Hashable, Hashable], _Graph] = {}
+        self._calls: Counter[tuple[Hashable, Hashable]] = Counter()
         self._shapes: Counter[Hashable] = Counter()
         self._common: set[Hashable] = set()
         self._said: set[str] = set()
@@ -68,10 +76,11 @@ class Executor:
         shape = (spec, *[_describe(leaf) for leaf in leaves])
         key = (place, shape)
         self._shapes[shape] += 1
+        rare = self._compiled and not self._is_common(shape)
         if graph := self._graphs.get(key):
             self.replays += 1
             return graph.replay(leaves)
-        if self._compiled and not self._is_common(shape):
+        if rare:
             self._say_rare(shape)
             work = partial(_uncompiled, work)
         if self.reason:
@@ -107,6 +116,8 @@ class Executor:
         met = self._shapes[shape]
         if not self._common or (met >= 20 and met >= _COMMON * self._shapes.total()):
             self._common.add(shape)
+            for key in [key for key in self._graphs if key[1] == shape]:  # captured while it was rare: not compiled
+                del self._graphs[key], self._calls[key]
         return shape in self._common
 
     def _say_rare(self, shape: tuple[Any, ...]) -> None:
@@ -131,7 +142,7 @@ class Executor:
             self.give_up(found[0])
         return output
 
-    def _captured(self, key: Hashable, leaves: Sequence[Any], spec: Hashable, work: Work) -> Tensor:
+    def _captured(self, key: tuple[Hashable, Hashable], leaves: Sequence[Any], spec: Hashable, work: Work) -> Tensor:
         if len(self._graphs) == _MOST_GRAPHS:
             self._say(f"{_MOST_GRAPHS} shapes are captured; further ones run as they stand")
             return self._on_side_stream(_unflatten(leaves, spec), work)
@@ -143,6 +154,7 @@ class Executor:
         except Exception as error:  # whatever the user's code or the driver says against it
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self.give_up(f"{where_raised(error)}: {first_line}")
+            self._capture_failed()
             return self._on_side_stream(_unflatten(leaves, spec), work)
         self._graphs[key] = graph
         self.replays += 1
@@ -197,7 +209,7 @@ def _describe(leaf: Any) -> Any:
     return leaf if isinstance(leaf, _CONSTANTS) else type(leaf)
 
 
-_CONSTANTS = (bool, int, float, str, type(None))
+_CONSTANTS = (bool, int, float, type(None))
 """Kinds of leaves that are a part of the shape: a graph holds them as they are."""
 
 

@@ -105,7 +105,8 @@ class Rates:
         Without a schedule the learning rates are a part of what is loaded.
         """
         groups = self._optimizer.param_groups
-        settings = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
+        known = self._optimizer.defaults.keys() - {"lr"}  # other keys are an optimizer's memory, and are loaded
+        settings = [{key: value for key, value in group.items() if key in known} for group in groups]
         self._optimizer.load_state_dict(state)
         for group, own in zip(self._optimizer.param_groups, settings, strict=True):
             group.update(own)
@@ -116,7 +117,8 @@ class Rates:
         if self._table is None:
             return
         _keep_on_device(self._optimizer)
-        for group, rate in zip(self._optimizer.param_groups, self._row[0], strict=True):
+        self._rates_of_groups = list(self._row[0])
+        for group, rate in zip(self._optimizer.param_groups, self._rates_of_groups, strict=True):
             if self._schedule is None:
                 rate.fill_(float(group["lr"]))
             group["lr"] = rate
@@ -130,6 +132,7 @@ class Rates:
     def set_for(self, step: int) -> None:
         """Say on the host which step comes next."""
         if self._schedule is None:
+            self._take_changed_rates()
             return
         factor = self._schedule(step)
         if self._table is None:
@@ -139,6 +142,14 @@ class Rates:
         position = self._counter.on_host
         if self._first + position != step or not self._factors or self._factors[position] != factor:
             self._fill(step, position, factor)
+
+    def _take_changed_rates(self) -> None:
+        """Somebody may have put a number where the tensor was that a graph reads."""
+        if self._table is not None:
+            for group, rate in zip(self._optimizer.param_groups, self._rates_of_groups, strict=True):
+                if group["lr"] is not rate:
+                    rate.fill_(float(group["lr"]))
+                    group["lr"] = rate
 
     def apply(self) -> None:
         """Look up this step's learning rates; a part of the step."""
@@ -185,6 +196,12 @@ def compiled_update(optimizer: Optimizer) -> Callable[[], object] | None:
         group.update(fused=False, foreach=True)
     update: Callable[[], object] = torch.compile(optimizer.step, dynamic=False)
     return update
+
+
+def fuse_again(optimizer: Optimizer) -> None:
+    """Take back what `compiled_update` set: its compilation failed."""
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=False)
 
 
 def _obstacle(optimizer: Optimizer) -> str:

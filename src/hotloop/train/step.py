@@ -23,7 +23,7 @@ from hotloop.train.compiler import compile_model, compiler_errors, first_break, 
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
 from hotloop.train.loss_ring import LossRing
-from hotloop.train.optimizer import Rates, compiled_update
+from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.pieces import Pieces, cut, no_room, release
 from hotloop.train.schedule import Schedule
 
@@ -112,7 +112,9 @@ class Step:
             own_kernels = self._device.type == "cuda" and settings.own_kernels
             compile_model(model, settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
         warm_up = _DDP_WARM_UP if isinstance(model, DistributedDataParallel) else WARM_UP
-        self._executor = Executor(self._device, settings.graph, bool(settings.compile), warm_up, notify)
+        self._executor = Executor(
+            self._device, settings.graph, bool(settings.compile), warm_up, notify, self._capture_failed
+        )
         self._pieces = Pieces()
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
@@ -195,12 +197,22 @@ class Step:
         if last:
             self._rates.set_for(self.number)
             self._watch_constants()
-        if not self.settings.recover:
-            self._run_part(len(self._window) - 1, last)
-        else:
-            self._run_with_recovery(last)
+        try:
+            if self.settings.recover:
+                self._run_with_recovery(last)
+            else:
+                self._run_part(len(self._window) - 1, last)
+        except BaseException:
+            self._drop_window()  # the next one begins anew
+            raise
         if last:
             self._end_window()
+
+    def _drop_window(self) -> None:
+        self._window.clear()
+        self.optimizer.zero_grad()
+        self._gradients, self._attached = [], False
+        self._executor.forget()
 
     def _end_window(self) -> None:
         self._window.clear()
@@ -238,10 +250,13 @@ class Step:
                 part = 0
 
     def _start_window_again(self, message: str) -> None:
-        self._pieces.halve(self._window[-1][0], message)
+        graphs_took_it = self._executor.has_graphs
         self.optimizer.zero_grad()
         self._gradients, self._attached = [], False
         self._executor.forget()
+        if graphs_took_it:  # what they keep for themselves is free again: the same size may fit
+            return
+        self._pieces.halve(self._window[-1][0], message)
         for buffer, before in zip(self._buffers, self._buffers_before, strict=False):
             buffer.copy_(before)
         text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
@@ -284,6 +299,10 @@ class Step:
     def _go_on_uncompiled(self, error: Exception) -> None:
         undo_compile(self.model)
         self._executor.forget()
+        if self._compiled_update:
+            self._compiled_update = None
+            fuse_again(self.optimizer)
+        self._capture_failed()
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         self._notify(f"the model does not compile and runs as it stands: {type(error).__name__}: {lines[0]}")
 
@@ -294,7 +313,7 @@ class Step:
     def _attach_gradients(self, kept: bool) -> None:
         """Let the gradients be the tensors that captured windows share, or none."""
         if kept and self._gradients:
-            for parameter, gradient in zip(self.model.parameters(), self._gradients, strict=True):
+            for parameter, gradient in zip(self._parameters(), self._gradients, strict=True):
                 parameter.grad = gradient
             self._attached = True
         elif not kept:
@@ -317,12 +336,22 @@ class Step:
             self._sum.copy_(value) if first else self._sum.add_(value)
         if last:
             if self._keeps_gradients and not self._is_fresh(first, last):
-                self._gradients = [parameter.grad for parameter in self.model.parameters()]
+                self._gradients = [parameter.grad for parameter in self._parameters()]
             if not self._rates.obstacle:
                 self._update()
             self.losses.write(value if first else self._sum)
             self._counter.advance()
         return value
+
+    def _parameters(self) -> list[Tensor]:
+        """What the optimizer changes; the model may hold more, and the optimizer some that the model does not."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _capture_failed(self) -> None:
+        """Gradients that a capture made were never computed."""
+        if not self._attached:
+            self.optimizer.zero_grad()
+        self._scaler._per_optimizer_states.clear()
 
     def _without_sync(self) -> AbstractContextManager[object]:
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
@@ -337,7 +366,7 @@ class Step:
             self._rates.apply()
             if self.settings.clip_norm:
                 self._scaler.unscale_(self.optimizer)
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+                nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip_norm)
             if self._scaler.is_enabled():
                 before = self._scaler.scale(self._one)
                 self._scaler.step(self.optimizer)
@@ -374,9 +403,9 @@ class Step:
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None and state["averaged"]:
             self._average.load_state_dict(state["averaged"])
+        self._drop_window()
         self.number = state["number"]
         self._skipped.fill_(state["skipped"])
-        self._executor.forget()
 
 
 def _check_scalar(loss: Any) -> None:

@@ -37,6 +37,7 @@ def validate(
         StopRequested: `stop` said so.
     """
     model: nn.Module = step.averaged or step.model
+    training = [(module, module.training) for module in model.modules()]
     model.eval()
     sums: dict[str, Tensor] = {}
     samples = 0
@@ -60,7 +61,8 @@ def validate(
                     names = [source.dataset.name(index) for index in batch.indices]
                     _collect(examples, task.examples(outputs, raw, names), batch.indices, stride)
     finally:
-        model.train()
+        for module, mode in training:  # not model.train(): a task may keep some of its layers in evaluation
+            module.training = mode
     return {f"val_{name}": float(total) / samples for name, total in sums.items()}
 
 
