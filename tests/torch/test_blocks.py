@@ -218,3 +218,40 @@ def test_a_model_that_does_not_compile_whole_is_said_to() -> None:
     step(torch.ones(2, 4))
     assert len(told) == 1
     assert told[0].startswith("torch.compile could not take the model in one piece: ")
+
+
+class Noisy(nn.Module):
+    """A user's block whose dropout is a function, not a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(nn.functional.dropout(self.first(x).relu(), 0.5, self.training))
+
+
+def test_recomputed_blocks_draw_the_same_random_numbers() -> None:
+    found = []
+    for how in ("keep", "blocks"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Noisy(), Noisy(), nn.Linear(8, 1))
+        if how != "keep":
+            recompute_activations(model, how)
+        torch.manual_seed(1)
+        model(torch.ones(4, 8)).sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert torch.allclose(*found)
+
+
+def test_blocks_with_batch_normalisation_are_not_recomputed() -> None:
+    from torchvision import models
+
+    with pytest.raises(InputError, match="the blocks hold batch normalisation"):
+        recompute_activations(models.resnet18(), "blocks")
+
+
+def test_wrapped_blocks_are_still_blocks_of_one_kind() -> None:
+    model = decoder()
+    recompute_activations(model, "blocks")
+    assert [type(block).__name__ for block in repeated_blocks(model)] == ["Block"] * 3

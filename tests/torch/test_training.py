@@ -410,3 +410,22 @@ def test_a_task_that_cannot_be_made_is_bad_input(tmp_path: Path, kind: str, monk
         run(custom(tmp_path, task, **({"job": 3} if kind == "arguments" else {})))
     expected = {"import": "SyntaxError", "arguments": "multiple values", "abstract": "abstract"}[kind]
     assert expected in caught.value.cause
+
+
+def test_layers_that_a_task_froze_stay_frozen_through_validation(make_images: Make, tmp_path: Path) -> None:
+    from hotloop.train import prepare
+
+    seen: list[bool] = []
+    original = prepare._make_model
+
+    def frozen(*arguments: Any) -> Any:
+        model = original(*arguments)
+        model[1].eval()
+        model.register_forward_pre_hook(lambda module, args: seen.append(module[1].training))
+        return model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "_make_model", frozen)
+        run(small(make_images(), tmp_path / "run"))
+    assert seen
+    assert not any(seen)
