@@ -42,6 +42,20 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def captured(step: Callable[[], object], warm_up: int) -> torch.cuda.CUDAGraph:
+    """A step captured by hand; keep the step: the graph knows addresses only."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm_up):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
 def hand_written(
     make: Callable[[], nn.Module], image: Image, device: str, dtype: torch.dtype | None, channels_last: bool,
     compile_mode: str | None, fused: bool,

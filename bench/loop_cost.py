@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from contenders import captured, synchronize
 from record import Figure, publish
 from torch import Tensor, nn
 from torch.nn import functional
@@ -75,11 +76,6 @@ def ours(steps: int, device: str, compiled: bool, rounds: int) -> list[float]:
         return [record["samples_per_second"] / BATCH for record in epochs[1:]]
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def raw_eager(batches: Batches, device: str) -> Callable[[], None]:
     model = mlp().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -104,16 +100,7 @@ def raw_graph(batches: Batches, device: str) -> Callable[[], None]:
         functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
+    graph = captured(step, 3)
     kept = step  # and all that it uses: the graph knows addresses only
 
     def one_pass() -> None:

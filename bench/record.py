@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,13 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def commit() -> str:
+    """Which code was measured; "-dirty" if files had been changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    found = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, timeout=10, check=False)
+    return found.stdout.strip() or "unknown"
+
+
 def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """Write `results/NAME.json`: the content with machine, versions, date and command."""
     machine = asdict(read_machine())
@@ -43,6 +51,7 @@ def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
         "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
+        "commit": commit(),
         "machine": {**machine, "processor": processor()},
         **content,
     }

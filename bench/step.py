@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import Image, figures, hand_written, hotloop_step, measure, ratios, synchronize
+from contenders import Image, captured, figures, hand_written, hotloop_step, measure, ratios, synchronize
 from record import Figure, record
 from torch import Tensor, nn
 from torch.nn import functional
@@ -216,15 +216,7 @@ def captured_by_hand(images: int, batch: int) -> Callable[[], None]:
         loss.backward()
         optimizer.step()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(4):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = captured(step, 4)
     kept = step  # and all that it uses: the graph knows addresses only
 
     def epoch() -> None:

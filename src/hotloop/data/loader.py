@@ -65,6 +65,15 @@ class LoaderSettings:
             what = f"batch_size is {self.batch_size}; at least 1 is needed"
             raise InputError(what, "a batch without samples trains nothing", "batch_size=64")
 
+    def batches(self, samples: int) -> int:
+        """How many batches `samples` make."""
+        whole, rest = divmod(samples, self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def size(self, number: int, samples: int) -> int:
+        """Samples of batch `number` of so many."""
+        return min(self.batch_size, samples - number * self.batch_size)
+
 
 class Loader:
     """Batches of one data set. Loaders that share worker processes are opened together by `open_loaders`.
@@ -87,8 +96,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        whole, rest = divmod(len(self.dataset), self.settings.batch_size)
-        return whole if self.settings.drop_last or not rest else whole + 1
+        return self.settings.batches(len(self.dataset))
 
     @property
     def memory(self) -> np.ndarray:
@@ -97,7 +105,7 @@ class Loader:
 
     def size(self, number: int) -> int:
         """Samples of batch `number` of an epoch, damage not counted."""
-        return min(self.settings.batch_size, len(self.dataset) - number * self.settings.batch_size)
+        return self.settings.size(number, len(self.dataset))
 
     def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[Batch]:
         """Batches from `start` of `epoch` on, through `epochs` passes, filled ahead over the end of each pass.

@@ -18,7 +18,7 @@ from hotloop.data.image_arrays import ImageArrays, is_image_array, load_images
 from hotloop.data.images import CenterCrop, ImageFiles, ImageList, RandomCrop, find_images
 from hotloop.tasks.augment import RANDOM_NUMBERS, Crops
 from hotloop.tasks.models import build_model
-from hotloop.tasks.task import Example, Split, Task, Tensors
+from hotloop.tasks.task import RANDOM, Example, Split, Task, Tensors
 
 
 class ImageClassification(Task):
@@ -75,8 +75,8 @@ class ImageClassification(Task):
     def prepare(self, batch: Tensors, training: bool) -> Tensors:
         images_BCHW = batch["images"].permute(0, 3, 1, 2)
         labels = batch["labels"]
-        if training and "random" in batch:
-            images_BCHW = self._crops.cut(images_BCHW.float(), batch["random"], self.settings.image_size)
+        if training and RANDOM in batch:
+            images_BCHW = self._crops.cut(images_BCHW.float(), batch[RANDOM], self.settings.image_size)
         elif images_BCHW.shape[2:] != (self.settings.image_size, self.settings.image_size):
             images_BCHW = self._middle(images_BCHW)
         if training and self._randaugment:

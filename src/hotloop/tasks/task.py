@@ -18,6 +18,9 @@ Split = Literal["train", "val"]
 Tensors = Mapping[str, Tensor]
 """A batch on the device: each (B, ...)."""
 
+RANDOM = "random"
+"""Name in a batch of the samples' random numbers, float32 (B, `Task.random_numbers`)."""
+
 
 @dataclass(frozen=True)
 class Example:

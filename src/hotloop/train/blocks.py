@@ -43,6 +43,11 @@ def _weights(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a model keeps running statistics of its batches."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
 def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
     """Let `module(...)` be `around(forward, ...)`; names of weights, copies and type checks stay as they are."""
 
@@ -89,7 +94,7 @@ def recompute_activations(model: nn.Module, how: str) -> int:
             f"{type(model).__name__} holds no two modules of one class with weights in several layers",
             '--set speed.activations="keep"',
         )
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for block in blocks for module in block.modules()):
+    if any(has_batch_norm(block) for block in blocks):
         raise InputError(
             f'speed.activations = "{how}": the blocks hold batch normalisation',
             "computed twice, it would count each batch twice in its running statistics",

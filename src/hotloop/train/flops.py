@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hotloop.data.dataset import Dataset, sample_fields
-from hotloop.tasks.task import Task
+from hotloop.tasks.task import RANDOM, Task
 from hotloop.train.random_state import drawn_from
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,7 +53,7 @@ def flops_per_sample(task: Task, dataset: Dataset, seed: int) -> float:
                 for name, field in fields.items()
             }
             if task.random_numbers:
-                batch["random"] = torch.empty(samples, task.random_numbers)
+                batch[RANDOM] = torch.empty(samples, task.random_numbers)
             with FlopCounterMode(display=False) as counter:
                 ready = task.prepare(batch, training=True)
                 task.loss(task.forward(model, ready), ready).backward()  # type: ignore[no-untyped-call]

@@ -17,16 +17,16 @@ from hotloop.core.errors import NonFiniteLoss
 from hotloop.core.job import Job
 from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
-from hotloop.tasks.task import Example, Task
+from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State, newest_path
 from hotloop.train.flops import Arithmetic
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks
-from hotloop.train.observer import Logged, Observer, Saved, Validated, Warned
+from hotloop.train.observer import Logged, Observer, Saved, Validated
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
-from hotloop.train.source import DeviceBatch, Source, Tensors
+from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 from hotloop.train.validate import StopRequested, validate
 
@@ -81,7 +81,7 @@ class Loop:
         self._meter = Meter()
         self._logged = 0.0
         self._since_log = Span()
-        self._leaks = LeakDetector(lambda text: parts.observer.on(Warned(text)))
+        self._leaks = LeakDetector(parts.observer.warn)
         self.memory = MemoryMarks(self._device)
         self.memory.mark("ready")
         self._saved: Progress | None = None

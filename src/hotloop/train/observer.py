@@ -102,6 +102,10 @@ class Observer:
     def on(self, event: Event) -> None:
         """Called in the training process, in order: be quick."""
 
+    def warn(self, text: str) -> None:
+        """Tell a line that does not stop the run."""
+        self.on(Warned(text))
+
     def close(self) -> None:
         """Called once, whether the run ended well or not."""
 

@@ -13,7 +13,7 @@ from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
 from hotloop.tasks.task import Task, Tensors, load_task
-from hotloop.train.blocks import recompute_activations
+from hotloop.train.blocks import has_batch_norm, recompute_activations
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
 from hotloop.train.loop import prepares_in_step
 from hotloop.train.optimizer import make_optimizer
@@ -94,7 +94,7 @@ def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
 
 def _make_model(job: Job, task: Task, samples: int) -> nn.Module:
     model = task.model()
-    if samples % job.data.batch_size == 1 and not job.data.drop_last and _has_batch_norm(model):
+    if samples % job.data.batch_size == 1 and not job.data.drop_last and has_batch_norm(model):
         raise InputError(
             f"the last batch of {samples} samples in batches of {job.data.batch_size} has 1 sample",
             "batch normalisation cannot normalise over one",
@@ -138,12 +138,8 @@ def _make_step(
 
 def count_steps(job: Job, samples: int) -> int:
     """Optimizer steps of a whole run over so many samples an epoch."""
-    batches = samples // job.data.batch_size if job.data.drop_last else -(-samples // job.data.batch_size)
+    batches = LoaderSettings(job.data.batch_size, drop_last=job.data.drop_last).batches(samples)
     return job.train.epochs * -(-batches // job.train.accumulate)
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def count_parameters(model: nn.Module) -> int:

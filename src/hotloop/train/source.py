@@ -1,6 +1,6 @@
 """Where the loop's batches come from: from a loader's workers, or from arrays that are on the device already."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,11 +13,7 @@ from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import Batch, Loader, LoaderSettings
 from hotloop.data.random import epoch_order, sample_numbers
-
-Tensors = Mapping[str, Tensor]
-
-RANDOM = "random"
-"""Name in a batch of the samples' random numbers, float32 (B, numbers)."""
+from hotloop.tasks.task import RANDOM, Tensors
 
 
 @dataclass(frozen=True)
@@ -97,11 +93,10 @@ class ArraySource:
         return self._dataset
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.settings.batch_size)
-        return whole if self.settings.drop_last or not rest else whole + 1
+        return self.settings.batches(len(self.dataset))
 
     def size(self, number: int) -> int:
-        return min(self.settings.batch_size, len(self.dataset) - number * self.settings.batch_size)
+        return self.settings.size(number, len(self.dataset))
 
     def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
         size = self.settings.batch_size
@@ -230,13 +225,3 @@ def page_locked(memory: np.ndarray) -> Iterator[None]:
         if locked:
             torch.cuda.synchronize()
             runtime.cudaHostUnregister(address)
-
-
-def make_source(
-    dataset: Dataset, settings: LoaderSettings, loader: Loader | None, device: torch.device, numbers: int = 0
-) -> Source:
-    """The source that suits a data set: its arrays, or the loader opened for it."""
-    if isinstance(dataset, ArrayDataset):
-        return ArraySource(dataset, settings, device, numbers)
-    assert loader is not None
-    return LoaderSource(loader, device, numbers)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.average import Averaged
+from hotloop.train.blocks import has_batch_norm
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
@@ -210,6 +211,10 @@ class Step:
 
     def _drop_window(self) -> None:
         self._window.clear()
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        """Those of the window so far, and the graphs that write to them."""
         self.optimizer.zero_grad()
         self._gradients, self._attached = [], False
         self._executor.forget()
@@ -251,17 +256,15 @@ class Step:
 
     def _start_window_again(self, message: str) -> None:
         graphs_took_it = self._executor.has_graphs
-        self.optimizer.zero_grad()
-        self._gradients, self._attached = [], False
-        self._executor.forget()
+        self._drop_gradients()
         if graphs_took_it:  # what they keep for themselves is free again: the same size may fit
             return
         self._pieces.halve(self._window[-1][0], message)
         for buffer, before in zip(self._buffers, self._buffers_before, strict=False):
             buffer.copy_(before)
         text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
-        normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
-        self._notify(text + (", and batch normalisation sees the pieces" if normalised else ""))
+        normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
+        self._notify(text + normalised)
 
     def _run_part(self, part: int, last: bool) -> None:
         """One batch of the window, in as many pieces as are needed."""

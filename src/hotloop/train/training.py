@@ -22,7 +22,7 @@ from hotloop.pages.run import write_report
 from hotloop.train.checkpoint import Checkpointer, Loaded, named_checkpoint
 from hotloop.train.examples import write_examples
 from hotloop.train.loop import Loop, Parts
-from hotloop.train.observer import Ended, Observer, Observers, Started, Warned
+from hotloop.train.observer import Ended, Observer, Observers, Started
 from hotloop.train.preemption import Preemption
 from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
@@ -30,7 +30,7 @@ from hotloop.train.random_state import restore_random_state
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
-from hotloop.train.source import LoaderSource, Source, make_source, page_locked
+from hotloop.train.source import ArraySource, LoaderSource, Source, page_locked
 
 
 def train_job(
@@ -58,12 +58,12 @@ def train_job(
     with ExitStack() as stack:
         stack.callback(observer.close)
         preemption = stack.enter_context(Preemption())
-        ready = prepare(job, machine, lambda text: observer.on(Warned(text)))
+        ready = prepare(job, machine, observer.warn)
         named = None
         if resume not in ("auto", "never"):
-            named = named_checkpoint(Path(resume), lambda text: observer.on(Warned(text)))
+            named = named_checkpoint(Path(resume), observer.warn)
         if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
-            observer.on(Warned(f"the earlier run is now {aside}"))
+            observer.warn(f"the earlier run is now {aside}")
         train, val = _sources(ready, stack)
         run = open_run(ready.job, now or datetime.now())
         stack.enter_context(run.locked())
@@ -96,11 +96,13 @@ def _sources(ready: Ready, stack: ExitStack) -> tuple[Source, Source | None]:
         if device.type == "cuda":
             for loader in opened:
                 stack.enter_context(page_locked(loader.memory))
-    val = ready.datasets[1] if len(ready.datasets) > 1 else None
-    return (
-        ready.train_source or LoaderSource(loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers),
-        make_source(*val, loaders.get(id(val[0])), device) if val else None,
-    )
+    train = ready.train_source or LoaderSource(loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers)
+    if len(ready.datasets) == 1:
+        return train, None
+    data, settings = ready.datasets[1]
+    if isinstance(data, ArrayDataset):
+        return train, ArraySource(data, settings, device)
+    return train, LoaderSource(loaders[id(data)], device)
 
 
 def inspect_job(job: Job, machine: Machine) -> dict[str, Any]:
@@ -136,7 +138,7 @@ class _Training:
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
         parts = self.parts
-        checkpointer = Checkpointer(parts.run.checkpoints, warn=lambda text: parts.observer.on(Warned(text)))
+        checkpointer = Checkpointer(parts.run.checkpoints, warn=parts.observer.warn)
         loaded = named or checkpointer.latest()
         if loaded:
             check_identity(loaded, parts.identity)
@@ -146,7 +148,7 @@ class _Training:
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
             epochs = count(progress.epoch, "epoch")
-            parts.observer.on(Warned(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N"))
+            parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")
             return before
         loop = Loop(parts, progress)
         resumed_from = str(loaded.path) if loaded else ""
@@ -221,7 +223,7 @@ class _Training:
                 write_examples(self.parts.run, loop.examples)
             write_report(self.parts.run)
         except OSError as error:
-            self.parts.observer.on(Warned(f"result or report could not be written: {error}"))
+            self.parts.observer.warn(f"result or report could not be written: {error}")
         self.parts.observer.on(Ended(self.parts.run, result))
 
 
