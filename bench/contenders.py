@@ -2,6 +2,7 @@
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -133,6 +134,7 @@ def measure(contenders: dict[str, Callable[[], Train]], device: str, rounds: int
             trains[name]()
         synchronize(device)
         peaks[name] = torch.cuda.max_memory_allocated() - before if device == "cuda" else 0
+        print(f"{name}: first step {first[name]:.1f} s, {peaks[name] / 2**30:.2f} GiB", file=sys.stderr, flush=True)
     rates: dict[str, list[float]] = {name: [] for name in trains}
     for _ in range(rounds):
         for name, train in trains.items():

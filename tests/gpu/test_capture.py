@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -186,6 +187,57 @@ def test_what_cannot_be_captured_is_named_once_and_trains_the_same(kind: Any, re
     assert len(told) == 1
     assert reason in told[0]
     assert step.not_captured
+
+
+class Once:
+    """Waits for the GPU at its fourth call alone, which is the capture."""
+
+    calls = 0
+
+    def __call__(self, model: nn.Module, batch: Pair) -> Tensor:
+        value = loss(model, batch)
+        self.calls += 1
+        if self.calls == 4:
+            torch.cuda.synchronize()
+        return value
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_capture_that_breaks_off_leaves_nothing_behind(precision: str) -> None:
+    model, told, stream = cnn(dropout=0.5), [], torch.cuda.current_stream()
+    step = Step(model, Once(), sgd(model), settings=StepSettings(precision), notify=told.append)
+    values = train(step, batches([16] * 10))
+    assert step.not_captured
+    assert len(told) == 1
+    assert "`torch.cuda.synchronize()` (" in told[0]
+    assert all(map(math.isfinite, values))
+    assert torch.cuda.current_stream() == stream
+    other = Step(model, loss, sgd(model), settings=StepSettings(precision))
+    train(other, batches([16] * 6))
+    assert other.captured, other.not_captured
+
+
+def test_old_graphs_are_not_collected_in_the_middle_of_a_capture() -> None:
+    """A graph in a cycle of references, freed while another is captured, would break that off."""
+
+    old = Step(model := linear(), loss, sgd(model))
+    train(old, batches([16] * 6))
+    kept, calls = [old], 0
+    del old
+
+    def makes_garbage(model: nn.Module, batch: Pair) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # the capture
+            cycle: list[Any] = [kept.pop()]
+            cycle.append(cycle)
+            del cycle
+        filler = [[number] for number in range(200_000)]
+        return loss(model, batch) + len(filler) * 0
+
+    step = Step(model := linear(), makes_garbage, sgd(model))
+    train(step, batches([16] * 6))
+    assert step.captured, step.not_captured
 
 
 def test_batches_on_the_cpu_are_a_reason() -> None:

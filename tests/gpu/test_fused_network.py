@@ -12,12 +12,12 @@ from torchvision import models
 from hotloop import Step, StepSettings
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 3e-3), (torch.bfloat16, 2e-2)])
-def test_the_operators_equal_the_plain_layers(dtype: torch.dtype, most: float) -> None:
-    """The products of the stem are TF32's in float32; its choice among nearly equal maxima is bf16's in bf16."""
+@pytest.mark.parametrize(("dtype", "most", "stem"), [(torch.float32, 1e-3, 0.05), (torch.bfloat16, 2e-2, 0.12)])
+def test_the_operators_equal_the_plain_layers(dtype: torch.dtype, most: float, stem: float) -> None:
+    """The stem's products are TF32's or bf16's: of nearly equal maxima it may choose another than float64."""
     errors = all_cases("cuda", dtype)
     for case, found in errors.items():
-        allowed = 0.12 if case.startswith("stem") and dtype is torch.bfloat16 else most
+        allowed = stem if case.startswith("stem") else most
         assert max(found.values()) < allowed, (case, found)
 
 
@@ -50,9 +50,14 @@ def test_a_network_with_our_kernels_learns_as_without(name: str) -> None:
     assert distance["ours"] < 2 * distance["plain"] + 0.05, (distance, curves)
     tracked = [key for key in ends["ours"] if key.endswith("num_batches_tracked")]
     assert all(int(ends["ours"][key]) == 25 for key in tracked)
-    means = [key for key in ends["ours"] if key.endswith("running_var")]
-    near = [torch.allclose(ends["ours"][key], ends["fp32"][key], rtol=0.5, atol=0.05) for key in means]
-    assert sum(near) > 0.9 * len(near)
+    near = {
+        kind: sum(
+            torch.allclose(value, ends["fp32"][key], rtol=0.5, atol=0.05)
+            for key, value in ends[kind].items() if key.endswith("running_var")
+        )
+        for kind in ("plain", "ours")
+    }  # fmt: skip
+    assert near["ours"] > 0.9 * near["plain"] - 1, near
 
 
 def test_a_frozen_norm_and_evaluation_stay_plain() -> None:

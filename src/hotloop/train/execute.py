@@ -1,7 +1,9 @@
 """How the work of a batch is run: as it stands at first, then captured into a CUDA graph and replayed."""
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -178,7 +180,8 @@ class _Graph:
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._graph = torch.cuda.CUDAGraph()
         # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        graph = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        with _undone_on_failure(stream.device, pool), _no_collection(), graph:
             self._output = work(_unflatten(self._inputs, spec))
 
     def replay(self, leaves: Sequence[Any]) -> Tensor:
@@ -187,6 +190,39 @@ class _Graph:
                 own.copy_(given, non_blocking=True)
         self._graph.replay()
         return self._output
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that the garbage collector frees during a capture breaks it off: collect before, and not inside."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _undone_on_failure(device: torch.device, pool: Any) -> Iterator[None]:
+    """After a capture that broke off, torch goes on believing that it lasts: its stream stays the current one, every
+    later random number is an error, and memory that streams share is never given back.
+    """
+    current = torch.cuda.current_stream(device)
+    generator = torch.cuda.default_generators[device.index]
+    before = generator.get_state()
+    try:
+        yield
+    except BaseException:
+        torch.cuda.set_stream(current)
+        fresh = torch.Generator(device)
+        fresh.set_state(before)
+        generator.graphsafe_set_state(fresh)
+        with suppress(RuntimeError):  # it did end
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+        raise
 
 
 def _flatten(batch: Any) -> tuple[Sequence[Any], Hashable]:

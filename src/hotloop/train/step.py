@@ -354,7 +354,8 @@ class Step:
         """Gradients that a capture made were never computed."""
         if not self._attached:
             self.optimizer.zero_grad()
-        self._scaler._per_optimizer_states.clear()
+        if self._scaler.is_enabled():
+            self._scaler._per_optimizer_states.clear()
 
     def _without_sync(self) -> AbstractContextManager[object]:
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
