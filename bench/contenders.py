@@ -82,7 +82,7 @@ def hand_written(
     return train
 
 
-def hotloop_step(make: Callable[[], nn.Module], image: Image, device: str, own_kernels: bool = False) -> Train:
+def hotloop_step(make: Callable[[], nn.Module], image: Image, device: str, own_kernels: bool = True) -> Train:
     """The same through `hotloop.Step`, as `train` sets it up on a GPU for a long run."""
     model = make().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

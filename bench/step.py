@@ -56,7 +56,7 @@ def resnet50(device: str, rounds: int) -> dict[str, Any]:
     measured = measure(
         {
             "hotloop": lambda: hotloop_step(make, image, device),
-            "hotloop, own kernels": lambda: hotloop_step(make, image, device, own_kernels=True),
+            "hotloop, without its kernels": lambda: hotloop_step(make, image, device, own_kernels=False),
             "compiled": lambda: hand_written(make, image, device, torch.bfloat16, True, mode, True),
             "fp16 guide": lambda: hand_written(make, image, device, torch.float16, False, None, False),
             "defaults": lambda: hand_written(make, image, device, None, False, None, False),

@@ -209,7 +209,7 @@ def test_a_capture_that_breaks_off_leaves_nothing_behind(precision: str) -> None
     values = train(step, batches([16] * 10))
     assert step.not_captured
     assert len(told) == 1
-    assert "`torch.cuda.synchronize()` (" in told[0]
+    assert "previous error during capture" in told[0]
     assert all(map(math.isfinite, values))
     assert torch.cuda.current_stream() == stream
     other = Step(model, loss, sgd(model), settings=StepSettings(precision))

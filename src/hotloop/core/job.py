@@ -197,8 +197,8 @@ class SpeedSection(Section):
     compile: bool | Literal["blocks", "auto"] = Field(
         "auto", description="torch.compile of the model, or of its repeated blocks; auto: on a GPU, for long runs"
     )
-    kernels: bool = Field(
-        False, description="with compile: hotloop's own kernels around convolutions, in bf16 and fp16 on a GPU"
+    kernels: bool | Auto = Field(
+        "auto", description="with compile: hotloop's own kernels around convolutions, in bf16 and fp16; auto: on a GPU"
     )
     graph: bool | Auto = Field("auto", description="the whole step as one CUDA graph; auto: on a GPU, where possible")
     activations: Literal["keep", "selective", "blocks"] = Field(

@@ -138,6 +138,14 @@ def _two_gradients(ctx: Any, dy: Tensor, *_: Tensor) -> _Grads:
 bn_add_bn.register_autograd(_two_gradients, setup_context=_two_setup)
 
 
+OPERATORS = [
+    torch.ops.hotloop.bn.default,
+    torch.ops.hotloop.bn_backward.default,
+    torch.ops.hotloop.bn_add_bn.default,
+    torch.ops.hotloop.bn_add_bn_backward.default,
+]
+
+
 def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 

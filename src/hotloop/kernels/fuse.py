@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.nn import functional
 
-from hotloop.kernels import batch_norm
+from hotloop.kernels import batch_norm, batch_norm_ops, stem
 from hotloop.kernels.batch_norm_ops import fold_sums
 from hotloop.kernels.stem import arranged_weight
 
@@ -39,6 +39,20 @@ def fused(model: nn.Module, dtype: torch.dtype) -> Callable[..., Any] | None:
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
+
+
+def announce_to_compiler() -> None:
+    """Tell torch.compile that our operators are calls as they stand.
+
+    Of an operator that it was not told of it writes down all inputs for a log message, whether that is shown or not:
+    minutes for a deep network (`GraphLowering.call_function`, torch 2.11).
+    """
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
+
+    for ours in batch_norm_ops.OPERATORS + stem.OPERATORS:
+        if ours not in lowerings:
+            make_fallback(ours, tag_to_layout_constraint(get_layout_constraint_tag(ours)), warn=False)
 
 
 class FoldSums(CustomGraphPass):

@@ -269,3 +269,6 @@ def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 stem.register_autograd(_gradients, setup_context=_setup)
+
+
+OPERATORS = [torch.ops.hotloop.stem.default, torch.ops.hotloop.stem_backward.default]

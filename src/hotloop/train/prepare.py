@@ -122,7 +122,7 @@ def _make_step(
         clip_norm=job.train.clip_norm,
         ema=job.train.ema,
         compile={True: "model", False: "", "blocks": "blocks"}[job.speed.compile],
-        own_kernels=job.speed.kernels,
+        own_kernels=bool(job.speed.kernels),
         graph=bool(job.speed.graph),
         recover=job.speed.recover,
     )

@@ -47,6 +47,7 @@ def resolve(job: Job, machine: Machine) -> tuple[Job, list[Choice]]:
         Choice("data.workers", workers_for(machine.cpus, accelerated), f"{count(machine.cpus, 'usable processor')}"),
         Choice("speed.channels_last", accelerated, "tensor cores take it" if accelerated else "it is for GPUs"),
         Choice("speed.graph", accelerated, "one launch a step" if accelerated else "it is for GPUs"),
+        Choice("speed.kernels", accelerated, "where the model is compiled" if accelerated else "they are for GPUs"),
         Choice("speed.cudnn_benchmark", accelerated, "shapes are fixed" if accelerated else "it is for GPUs"),
         Choice(
             "speed.keep_memory", not accelerated, "glibc would give it back" if not accelerated else "it is for CPUs"

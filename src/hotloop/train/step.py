@@ -56,7 +56,7 @@ class StepSettings:
     clip_norm: float = 0.0
     ema: float = 0.0
     compile: str = ""
-    own_kernels: bool = False
+    own_kernels: bool = True
     graph: bool = True
     recover: bool = True
 
