@@ -482,8 +482,12 @@ def test_weights_that_are_not_finite_are_found() -> None:
     check_finite([torch.full((10,), 6e4, dtype=torch.float16, device="cuda")], 3)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("tokens", [100, 6000])
-def test_linear_cross_entropy_on_the_card_is_the_plain_one(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_cross_entropy_on_the_card_is_the_plain_one(
+    tokens: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hotloop.tasks.cross_entropy._CHUNK_BYTES", 2000 * 1024 * 2)
     torch.manual_seed(0)
     hidden, weight = torch.randn(tokens, 64, device="cuda"), torch.randn(1024, 64, device="cuda") / 8
@@ -493,7 +497,8 @@ def test_linear_cross_entropy_on_the_card_is_the_plain_one(tokens: int, monkeypa
     expected.backward()
     own = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        value = linear_cross_entropy(own[0], own[1], targets)
+        function = torch.compile(linear_cross_entropy, fullgraph=True) if compiled else linear_cross_entropy
+        value = function(own[0], own[1], targets)
     value.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-3)
     for mine, theirs in zip(own, exact, strict=True):

@@ -21,14 +21,19 @@ def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor
     that the plain way takes, two of them float32, one remains. Its sums are float32 whatever the product's format is.
     fp16 takes the plain way: unscaled sums over all tokens would overflow it.
     """
-    device = hidden_ND.device.type
-    autocast = not hidden_ND.is_meta and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else hidden_ND.dtype
+    dtype = computed_in(hidden_ND)
     needed = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
     if not needed or dtype == torch.float16 or hidden_ND.is_meta:
         return functional.cross_entropy(functional.linear(hidden_ND, weight_VD).float(), targets_N)
     loss: Tensor = _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, dtype)
     return loss
+
+
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """What a linear layer takes a tensor in: autocast's, or its own."""
+    device = tensor.device.type
+    autocast = not tensor.is_meta and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else tensor.dtype
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -37,25 +42,42 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            hidden, weight = hidden_ND.to(dtype), weight_VD.to(dtype)
-            rows = max(1, _CHUNK_BYTES // (weight.shape[0] * weight.element_size()))
-            losses, hidden_gradients = [], []
-            weight_gradient: Tensor | None = None
-            pieces = zip(torch.split(hidden, rows), torch.split(targets_N, rows), strict=True)
-            for some_hidden, some_targets in pieces:
-                logits_NV = some_hidden @ weight.T
-                losses.append(into_gradient(logits_NV, some_targets))
-                hidden_gradients.append(logits_NV @ weight)
-                weight_gradient = _add_product(weight_gradient, logits_NV.T, some_hidden)
-        ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient)
+            arguments = hidden_ND.to(dtype), weight_VD.to(dtype), targets_N
+            losses_N, *gradients = torch.ops.hotloop.linear_cross_entropy(*arguments)
+        ctx.save_for_backward(*gradients)
         ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
-        return torch.cat(losses).mean()
+        mean: Tensor = losses_N.mean()
+        return mean
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight = ctx.saved_tensors
         scale = outputs[0] / len(hidden)
         return (hidden * scale).to(ctx.dtypes[0]), (weight * scale).to(ctx.dtypes[1]), None, None
+
+
+# One operator, as torch.compile can not see into all of it: addmm with out_dtype has no shape rule in torch 2.11.
+@torch.library.custom_op("hotloop::linear_cross_entropy", mutates_args=())
+def _with_gradients(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row's cross entropy, and the gradients of their sum: of hidden, and of the weight in float32."""
+    rows = max(1, _CHUNK_BYTES // (weight_VD.shape[0] * weight_VD.element_size()))
+    losses_N = torch.empty(len(hidden_ND), device=hidden_ND.device)
+    hidden_gradient = torch.empty_like(hidden_ND)
+    weight_gradient: Tensor | None = None
+    for start in range(0, len(hidden_ND), rows):
+        piece = slice(start, start + rows)
+        logits_NV = hidden_ND[piece] @ weight_VD.T
+        losses_N[piece] = into_gradient(logits_NV, targets_N[piece])
+        torch.mm(logits_NV, weight_VD, out=hidden_gradient[piece])
+        weight_gradient = _add_product(weight_gradient, logits_NV.T, hidden_ND[piece])
+    assert weight_gradient is not None
+    return losses_N, hidden_gradient, weight_gradient
+
+
+@_with_gradients.register_fake
+def _(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    losses_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
+    return losses_N, torch.empty_like(hidden_ND), torch.empty_like(weight_VD, dtype=torch.float32)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hotloop.core.errors import InputError
-from hotloop.tasks.cross_entropy import linear_cross_entropy
+from hotloop.tasks.cross_entropy import computed_in, linear_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,6 @@ class Block(nn.Module):
         return result
 
 
-def _stream(x_BTD: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the blocks add to, in bf16 where they compute in it: half the memory traffic around their norms.
-
-    The range of fp16 is too small for these sums.
-    """
-    return x_BTD.to(dtype) if dtype is torch.bfloat16 else x_BTD
-
-
 def _norm(shape: Shape) -> nn.Module:
     return nn.RMSNorm(shape.width, eps=1e-5) if shape.llama else nn.LayerNorm(shape.width)
 
@@ -168,8 +160,8 @@ class Decoder(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[1]]
-        if torch.is_autocast_enabled(x_BTD.device.type):
-            x_BTD = _stream(x_BTD, torch.get_autocast_dtype(x_BTD.device.type))
+        if computed_in(x_BTD) is torch.bfloat16:  # half the memory traffic around the norms; fp16 has too small a range
+            x_BTD = x_BTD.bfloat16()
         for block in self.blocks:
             x_BTD = block(x_BTD)
         x_BTD = self.norm(x_BTD)
