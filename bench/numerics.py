@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,12 @@ def main() -> None:
         for name, settings in SETTINGS.items():
             makes = {"digits": (digits, arguments.epochs), "language": (language, arguments.tokens)}
             for task, (make, length) in makes.items():
+                started = time.perf_counter()
                 try:
                     curves[task][name] = make(Path(folder) / f"{task}-{name}", settings, length)
                 except hotloop.InputError as error:
                     skipped[f"{task}, {name}"] = f"{error.what}: {error.cause}"
+                print(f"{task}, {name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     distances = {
         task: {name: float(np.abs(np.subtract(values, of["fp32"])).max()) for name, values in of.items()}
         for task, of in curves.items()

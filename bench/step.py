@@ -102,7 +102,7 @@ def train_arrays(
         np.savez(file, images=pixels, labels=random.integers(0, 10, images))
     raw = {
         "task": {"image_size": 32, "augment": {"crop_scale": [1.0, 1.0], "shift": 4, "flip": 0.5}},
-        "data": {"train": str(file), "batch_size": batch, "drop_last": True},
+        "data": {"train": str(file), "batch_size": batch, "last_batch": "drop"},
         "train": {"epochs": epochs},
         "optimizer": {"learning_rate": 0.01, "arguments": {"momentum": 0.9}},
         "speed": {"compile": device == "cuda"},

@@ -153,6 +153,26 @@ def test_a_rare_shape_is_captured_too_and_counts_the_same() -> None:
     assert told == []
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_padded_batches_are_one_graph_and_one_compilation() -> None:
+    def named(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        labels = torch.where(batch["valid"], batch["labels"], -100) if "valid" in batch else batch["labels"]
+        return functional.cross_entropy(model(batch["images"]), labels)
+
+    data = [{"images": images, "labels": labels} for images, labels in batches(([16] * 4 + [5]) * 6)]
+    ends, told = [], []
+    for settings in (StepSettings(graph=False), StepSettings(pad_to=16, compile="model")):
+        model = linear()
+        step = Step(model, named, sgd(model), settings=settings, notify=told.append)
+        for batch in data:
+            step.run(batch)
+        ends.append(weights(model))
+    assert step.captured, step.not_captured
+    assert told == []
+    assert step._executor.replays == len(data) - 3
+    assert torch.allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
+
+
 def waits(model: nn.Module, batch: Pair) -> Tensor:
     value = loss(model, batch)
     return value if value.item() > -1 else value * 2
@@ -432,6 +452,7 @@ def test_the_cross_entropy_kernel_is_the_plain_one(dtype: torch.dtype, shape: tu
     logits = (4 * torch.randn(shape, device="cuda")).to(dtype)
     logits[0, 0] = 200.0
     targets = torch.randint(0, shape[1], shape[:1], device="cuda")
+    targets[1::7] = -100  # they do not count
     exact = logits.double().requires_grad_()
     expected = functional.cross_entropy(exact, targets, reduction="none")
     expected.sum().backward()
@@ -492,6 +513,7 @@ def test_linear_cross_entropy_on_the_card_is_the_plain_one(
     torch.manual_seed(0)
     hidden, weight = torch.randn(tokens, 64, device="cuda"), torch.randn(1024, 64, device="cuda") / 8
     targets = torch.randint(0, 1024, (tokens,), device="cuda")
+    targets[1::7] = -100
     exact = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
     expected = functional.cross_entropy(exact[0] @ exact[1].T, targets)
     expected.backward()

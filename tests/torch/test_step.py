@@ -272,3 +272,55 @@ def test_clipping_counts_what_the_optimizer_changes() -> None:
         before = weights(model)
         step(batch)
         assert (weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def named_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    labels = batch["labels"]
+    return functional.cross_entropy(
+        model(batch["images"]), torch.where(batch["valid"], labels, -100) if "valid" in batch else labels
+    )
+
+
+def named(sizes: list[int]) -> list[dict[str, Tensor]]:
+    return [{"images": images, "labels": labels} for images, labels in batches(sizes)]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("most", [100, 5])
+def test_padding_changes_no_number(window: int, most: int) -> None:
+    """Short batches lengthened to 8, also where memory for more than `most` samples is missing."""
+    ends = []
+    seen: list[int] = []
+    for pad_to in (0, 8):
+        model = linear()
+        seen.clear()
+
+        def short_of_memory(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+            seen.append(len(batch["labels"]))
+            if len(batch["labels"]) > most:
+                raise torch.OutOfMemoryError("no room")
+            return named_loss(model, batch)
+
+        step = Step(model, short_of_memory, sgd(model), settings=StepSettings(pad_to=pad_to), notify=lambda text: None)
+        parts = named([8, 3, 8, 1, 5, 8])
+        values = []
+        for start in range(0, len(parts), window):
+            together = parts[start : start + window]
+            samples = sum(len(part["labels"]) for part in together)
+            for number, part in enumerate(together):
+                values.append(step(part, len(part["labels"]) / samples, number == len(together) - 1).item())
+        ends.append((values, weights(model)))
+        if pad_to and most > 8:
+            assert set(seen) == {8}
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    assert torch.allclose(ends[0][1], ends[1][1], rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_padded_is_refused() -> None:
+    model = linear()
+    step = Step(model, named_loss, sgd(model), settings=StepSettings(pad_to=4))
+    with pytest.raises(HotloopError, match="a batch of 5 samples cannot be padded to 4") as caught:
+        step(named([5])[0])
+    assert "pad_to=5" in caught.value.fix
+    with pytest.raises(HotloopError, match="a tuple cannot be padded"):
+        step(batches([3])[0])

@@ -67,6 +67,18 @@ def stop_at(step: int, number: signal.Signals = signal.SIGTERM) -> Told:
     return Told(act)
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "pad"])
+def test_the_last_batch_counts_as_the_job_says(make_images: Make, tmp_path: Path, last_batch: str) -> None:
+    changes = {"data__batch_size": 6, "model__name": "tiny:perceptron", "log__every": 1}
+    told = Told()
+    done, result = run(small(make_images(), tmp_path / "run", data__last_batch=last_batch, **changes), told)
+    assert result.steps == {"keep": 6, "drop": 4, "pad": 6}[last_batch]
+    if last_batch == "pad":
+        kept, _ = run(small(make_images(), tmp_path / "kept", **changes))
+        losses = [[record["loss"] for record in one.metrics() if record["event"] == "step"] for one in (done, kept)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_a_run_trains_and_leaves_everything(make_images: Make, tmp_path: Path) -> None:
     told = Told()
     job = small(make_images(), tmp_path / "run", train__epochs=20, log__tensorboard=True)
@@ -276,7 +288,13 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(make_images: Make
     ("changes", "what", "fix"),
     [
         ({"data__batch_size": 17}, "data.batch_size = 17 is more than the 16 samples", "data.batch_size=16"),
-        ({"data__batch_size": 5}, "the last batch of 16 samples in batches of 5 has 1 sample", "drop_last=true"),
+        ({"data__batch_size": 5}, "the last batch of 16 samples in batches of 5 has 1 sample", "last_batch=drop"),
+        ({"data__last_batch": "pad"}, "would change what is trained", "last_batch=drop"),
+        (
+            {"data__last_batch": "pad", "model__name": "tiny:perceptron", "task__augment": {"mixup": 0.2}},
+            "would change what is trained",
+            "last_batch=drop",
+        ),
         ({"model__name": "resnet81"}, 'unknown model "resnet81"', "resnet18"),
         ({"model__name": "tiny:cnnn"}, "tiny has no cnnn", "tiny:cnn"),
         ({"model__name": "nowhere:cnn"}, "cannot be imported", "folder that holds the module"),

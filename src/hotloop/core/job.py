@@ -132,7 +132,9 @@ class DataSection(Section):
     val: str | None = Field(None, description="the same for validation; without it nothing is validated")
     batch_size: PositiveInt = Field(64, description="samples a batch")
     val_batch_size: PositiveInt | Auto = Field("auto", description="samples a validation batch; auto: twice batch_size")
-    drop_last: bool = Field(False, description="leave out the last batch of an epoch if it is short")
+    last_batch: Literal["keep", "drop", "pad"] = Field(
+        "keep", description="a short last batch of an epoch: trained on as it is, left out, or padded to batch_size"
+    )
     workers: Annotated[NonNegativeInt, Field(le=256)] | Auto = Field(
         "auto", description="processes that read data; 0: the training process itself; auto: by the usable processors"
     )

@@ -8,11 +8,15 @@ from torch import Tensor
 
 @triton.jit
 def _into_gradient(logits, targets, losses, stride, vocabulary, BLOCK: tl.constexpr):
-    """One program a row: the running maximum and sum of exponentials, then softmax minus one-hot in place."""
+    """One program a row: the running maximum and sum of exponentials, then softmax minus one-hot in place.
+
+    A row whose target is negative becomes 0.
+    """
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     target = tl.load(targets + row)
-    at_target = tl.load(start + target).to(tl.float32)
+    counted = target >= 0
+    at_target = tl.load(start + tl.maximum(target, 0)).to(tl.float32)
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for offset in range(0, vocabulary, BLOCK):
@@ -24,12 +28,13 @@ def _into_gradient(logits, targets, losses, stride, vocabulary, BLOCK: tl.conste
         largest = larger
     top = tl.max(largest, 0)
     log_sum = top + tl.log(tl.sum(tl.where(largest == float("-inf"), 0.0, total * tl.exp(largest - top)), 0))
-    tl.store(losses + row, log_sum - at_target)
+    tl.store(losses + row, tl.where(counted, log_sum - at_target, 0.0))
     for offset in range(0, vocabulary, BLOCK):
         columns = offset + tl.arange(0, BLOCK)
         inside = columns < vocabulary
         values = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.exp(values - log_sum) - tl.where(columns == target, 1.0, 0.0)
+        gradient = tl.where(counted, gradient, 0.0)
         tl.store(start + columns, gradient.to(logits.dtype.element_ty), mask=inside)
 
 

@@ -18,7 +18,7 @@ from hotloop.data.image_arrays import ImageArrays, is_image_array, load_images
 from hotloop.data.images import CenterCrop, ImageFiles, ImageList, RandomCrop, find_images
 from hotloop.tasks.augment import RANDOM_NUMBERS, Crops
 from hotloop.tasks.models import build_model
-from hotloop.tasks.task import RANDOM, Example, Split, Task, Tensors
+from hotloop.tasks.task import IGNORED, RANDOM, Example, Split, Task, Tensors
 
 
 class ImageClassification(Task):
@@ -39,6 +39,11 @@ class ImageClassification(Task):
     def prepare_is_pure(self) -> bool:  # type: ignore[override]
         """RandAugment, MixUp and CutMix draw on the host."""
         return not self._randaugment and not self._mix
+
+    @property
+    def mixes(self) -> bool:
+        """Whether MixUp or CutMix mixes the samples of a batch."""
+        return self._mix is not None
 
     @property
     def random_numbers(self) -> int:  # type: ignore[override]
@@ -93,6 +98,9 @@ class ImageClassification(Task):
 
     def loss(self, outputs: Tensor, batch: Tensors) -> Tensor:
         return functional.cross_entropy(outputs, batch["labels"], label_smoothing=self.settings.label_smoothing)
+
+    def ignore(self, batch: Tensors, valid: Tensor) -> Tensors:
+        return {**batch, "labels": torch.where(valid, batch["labels"], IGNORED)}
 
     def metrics(self, outputs: Tensor, batch: Tensors) -> dict[str, Tensor]:
         return {"accuracy": (outputs.argmax(1) == batch["labels"]).float().mean()}

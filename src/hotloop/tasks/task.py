@@ -22,6 +22,10 @@ RANDOM = "random"
 """Name in a batch of the samples' random numbers, float32 (B, `Task.random_numbers`)."""
 
 
+IGNORED = -100
+"""Label of what does not count in a loss: torch's own number for it."""
+
+
 @dataclass(frozen=True)
 class Example:
     """One prediction for the report.
@@ -88,6 +92,13 @@ class Task(ABC):
     def metrics(self, outputs: Any, batch: Tensors) -> dict[str, Tensor]:
         """Figures of a validation batch, each a mean over it, scalars on the device."""
         return {}
+
+    def ignore(self, batch: Tensors, valid: Tensor) -> Tensors:
+        """The prepared batch, changed so that `loss` is the mean over the samples that are `valid`, bool (B,).
+
+        Needed for `data.last_batch = "pad"` alone. Runs on the device, within the step.
+        """
+        raise NotImplementedError
 
     def optimizer(self, model: nn.Module) -> Optimizer | None:
         """An optimizer of the task's own, learning rates set to their highest; by default the job's."""

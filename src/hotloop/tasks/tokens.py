@@ -4,6 +4,7 @@ import inspect
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,7 +13,7 @@ from hotloop.core.job import Job, TokensTask
 from hotloop.core.objects import load_object
 from hotloop.data.dataset import Dataset
 from hotloop.data.tokens import TokenWindows
-from hotloop.tasks.task import Split, Task, Tensors
+from hotloop.tasks.task import IGNORED, Split, Task, Tensors
 from hotloop.tasks.transformers import SHAPES, build_decoder
 
 
@@ -70,6 +71,9 @@ class LanguageModelling(Task):
         if self._takes_targets:
             return outputs
         return functional.cross_entropy(outputs.flatten(0, 1).float(), batch["targets"].flatten())
+
+    def ignore(self, batch: Tensors, valid: Tensor) -> Tensors:
+        return {**batch, "targets": torch.where(valid[:, None], batch["targets"], IGNORED)}
 
     def metrics(self, outputs: Tensor, batch: Tensors) -> dict[str, Tensor]:
         return {"bits_per_token": self.loss(outputs, batch) / 0.6931471805599453}

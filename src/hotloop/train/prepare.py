@@ -12,11 +12,13 @@ from hotloop.core.machine import Machine
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
+from hotloop.tasks.images import ImageClassification
 from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.blocks import has_batch_norm, recompute_activations
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
 from hotloop.train.loop import prepares_in_step
 from hotloop.train.optimizer import make_optimizer
+from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.random_state import seed_everything
 from hotloop.train.resolve import Choice, apply_settings, choose_compile, resolve
@@ -83,7 +85,7 @@ def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
             f"--set data.batch_size={len(train)}",
         )
     on_damaged = job.data.on_corrupt
-    settings = LoaderSettings(job.data.batch_size, job.seed, True, job.data.drop_last, on_damaged)
+    settings = LoaderSettings(job.data.batch_size, job.seed, True, job.data.last_batch == "drop", on_damaged)
     datasets = [(train, settings)]
     if val is not None:
         on_damaged_val = "drop" if on_damaged == "replace" else on_damaged
@@ -94,12 +96,7 @@ def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
 
 def _make_model(job: Job, task: Task, samples: int) -> nn.Module:
     model = task.model()
-    if samples % job.data.batch_size == 1 and not job.data.drop_last and has_batch_norm(model):
-        raise InputError(
-            f"the last batch of {samples} samples in batches of {job.data.batch_size} has 1 sample",
-            "batch normalisation cannot normalise over one",
-            "--set data.drop_last=true",
-        )
+    _check_last_batch(job, task, model, samples)
     if job.precision == "float8":
         use_float8(model)
     if job.speed.activations != "keep":
@@ -109,6 +106,26 @@ def _make_model(job: Job, task: Task, samples: int) -> nn.Module:
     model.to(device=job.device, memory_format=layout)  # type: ignore[call-overload]
     keep_in_fp32(model, job.model.keep_fp32)
     return model
+
+
+def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int) -> None:
+    normalised = has_batch_norm(model)
+    if job.data.last_batch == "keep" and samples % job.data.batch_size == 1 and normalised:
+        raise InputError(
+            f"the last batch of {samples} samples in batches of {job.data.batch_size} has 1 sample",
+            "batch normalisation cannot normalise over one",
+            "--set data.last_batch=drop",
+        )
+    if job.data.last_batch == "pad":
+        causes = {
+            "batch normalisation would count the blank samples": normalised,
+            "MixUp and CutMix mix the blank samples in": isinstance(task, ImageClassification) and task.mixes,
+            f"{type(task).__name__} has no method ignore": type(task).ignore is Task.ignore,
+        }
+        for cause in (cause for cause, applies in causes.items() if applies):
+            raise InputError(
+                'data.last_batch = "pad" would change what is trained', cause, "--set data.last_batch=drop"
+            )
 
 
 def _make_step(
@@ -125,12 +142,18 @@ def _make_step(
         own_kernels=bool(job.speed.kernels),
         graph=bool(job.speed.graph),
         recover=job.speed.recover,
+        pad_to=job.data.batch_size if job.data.last_batch == "pad" else 0,
     )
-    in_step = prepares_in_step(task)
+    in_step, padded = prepares_in_step(task), job.data.last_batch == "pad"
 
     def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
+        valid = batch[VALID] if padded and VALID in batch else None
+        if valid is not None:
+            batch = {name: tensor for name, tensor in batch.items() if name != VALID}
         if in_step:
             batch = task.prepare(source.expand(batch) if source else batch, training=True)
+        if valid is not None:
+            batch = task.ignore(batch, valid)
         return task.loss(task.forward(model, batch), batch)
 
     return Step(model, loss, optimizer, schedule, settings, notify)
@@ -138,7 +161,7 @@ def _make_step(
 
 def count_steps(job: Job, samples: int) -> int:
     """Optimizer steps of a whole run over so many samples an epoch."""
-    batches = LoaderSettings(job.data.batch_size, drop_last=job.data.drop_last).batches(samples)
+    batches = LoaderSettings(job.data.batch_size, drop_last=job.data.last_batch == "drop").batches(samples)
     return job.train.epochs * -(-batches // job.train.accumulate)
 
 

@@ -24,7 +24,7 @@ def identity(job: Job, model: nn.Module, train: Dataset) -> Identity:
     settings = {
         "seed": job.seed,
         "data.batch_size": job.data.batch_size,
-        "data.drop_last": job.data.drop_last,
+        "data.last_batch": job.data.last_batch,
         "train.accumulate": job.train.accumulate,
         "optimizer.name": job.optimizer.name,
         "optimizer.decay_vectors": job.optimizer.decay_vectors,

@@ -25,6 +25,7 @@ from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
+from hotloop.train.padding import Padding
 from hotloop.train.pieces import Pieces, cut, no_room, release
 from hotloop.train.schedule import Schedule
 
@@ -50,6 +51,8 @@ class StepSettings:
         own_kernels: with compile on a GPU, put hotloop's kernels into the model where they fit.
         graph: capture the step into a CUDA graph where that is possible.
         recover: when memory runs out, repeat the same window in smaller pieces.
+        pad_to: lengthen shorter batches, dicts of tensors, to so many samples; the loss then finds which are real in
+            `batch["valid"]`, bool (B,), and must be the mean over those. 0: batches stay as they are.
     """
 
     precision: str = "fp32"
@@ -59,6 +62,7 @@ class StepSettings:
     own_kernels: bool = True
     graph: bool = True
     recover: bool = True
+    pad_to: int = 0
 
 
 class Step:
@@ -117,6 +121,7 @@ class Step:
             self._device, settings.graph, bool(settings.compile), warm_up, notify, self._capture_failed
         )
         self._pieces = Pieces()
+        self._padding = Padding(settings.pad_to) if settings.pad_to else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -284,6 +289,8 @@ class Step:
         kept = self._keeps_gradients and not self._is_fresh(first, last)
         if kept != self._attached:
             self._attach_gradients(kept)
+        if self._padding and self._pieces.count == 1:
+            batch = self._padding(batch)
         place: Hashable = (first, last, share == 1.0, self.model.training)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
         try:
