@@ -27,6 +27,7 @@ from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.padding import Padding
 from hotloop.train.pieces import Pieces, cut, no_room, release
+from hotloop.train.ranks import Ranks
 from hotloop.train.schedule import Schedule
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -121,6 +122,7 @@ class Step:
             self._device, settings.graph, bool(settings.compile), warm_up, notify, self._capture_failed
         )
         self._pieces = Pieces()
+        self._ranks = Ranks(model, settings.recover)
         self._padding = Padding(settings.pad_to) if settings.pad_to else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
@@ -229,7 +231,9 @@ class Step:
         self._counter.advanced()
         self.losses.written()
         self.number += 1
+        self._ranks.window_done()
         if self._pieces.step_done():
+            self._ranks.start_again()
             self._executor.forget()
             self._notify(f"step {self.number}: trying pieces of twice the size again")
 
@@ -254,7 +258,10 @@ class Step:
                 self._run_part(part, last)
                 part += 1
             except torch.OutOfMemoryError as error:
+                if self._ranks.several and not self._ranks.cautious:
+                    raise no_room("a step that other ranks have begun does not", str(error)) from error
                 message = str(error)
+                self._ranks.failed(error)
                 release(error)
                 self._start_window_again(message)
                 part = 0
@@ -262,8 +269,9 @@ class Step:
     def _start_window_again(self, message: str) -> None:
         graphs_took_it = self._executor.has_graphs
         self._drop_gradients()
-        if graphs_took_it:  # what they keep for themselves is free again: the same size may fit
+        if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return
+        self._ranks.start_again()
         self._pieces.halve(self._window[-1][0], message)
         for buffer, before in zip(self._buffers, self._buffers_before, strict=False):
             buffer.copy_(before)
@@ -334,7 +342,7 @@ class Step:
         """What a graph holds: all that is done on the device for one piece."""
         if first and self._attached:
             torch._foreach_zero_([gradient for gradient in self._gradients if gradient is not None])
-        with self._without_sync() if not last else nullcontext():
+        with self._ranks.without_sync() if not last or self._ranks.cautious else nullcontext():
             with self.autocast():
                 loss = self._loss(self.model, batch)
             _check_scalar(loss)
@@ -347,6 +355,8 @@ class Step:
         if last:
             if self._keeps_gradients and not self._is_fresh(first, last):
                 self._gradients = [parameter.grad for parameter in self._parameters()]
+            if self._ranks.cautious:
+                self._ranks.agree()
             if not self._rates.obstacle:
                 self._update()
             self.losses.write(value if first else self._sum)
@@ -363,9 +373,6 @@ class Step:
             self.optimizer.zero_grad()
         if self._scaler.is_enabled():
             self._scaler._per_optimizer_states.clear()
-
-    def _without_sync(self) -> AbstractContextManager[object]:
-        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def _update(self) -> None:
         """Unscale, clip, step, average; device work only.
