@@ -3,8 +3,10 @@
 Rank 1 has memory for `MOST` samples only. Writes losses and weights to FOLDER/rank-RANK.json.
 """
 
+import faulthandler
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from hotloop import Step, StepSettings
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(60, exit=True)  # says where it hangs
     rank, size, window, most = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5])
     folder, kind = Path(sys.argv[3]), sys.argv[6]
     torch.set_num_threads(1)
@@ -29,7 +32,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
     if size > 1:
-        model = DistributedDataParallel(model, [rank] if kind == "cuda" else None)  # type: ignore[assignment]
+        with torch.cuda.stream(torch.cuda.Stream()) if kind == "cuda" else nullcontext():
+            model = DistributedDataParallel(model, [rank] if kind == "cuda" else None)  # type: ignore[assignment]
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         sizes.append(len(batch[1]))

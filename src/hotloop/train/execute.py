@@ -18,8 +18,7 @@ Work = Callable[[Any], Tensor]
 """Batch -> loss: everything that is done with a batch, updates included."""
 
 WARM_UP = 3
-"""Calls as they stand before a capture: compilation, cuDNN's search and lazy allocations happen in them. DDP needs 11:
-https://docs.pytorch.org/docs/stable/notes/cuda.html#usage-with-distributeddataparallel"""
+"""Calls as they stand before a capture: compilation, cuDNN's search and lazy allocations happen in them."""
 
 _COMMON = 0.1
 """Share of all batches that a further shape must have to be compiled. A short last batch has less: one step an epoch
@@ -40,6 +39,7 @@ class Executor:
         warm_up: calls of each place and shape before its capture.
         notify: told, in a line, what cannot be captured and why.
         capture_failed: called before work whose capture failed is run as it stands.
+        suspect: the likely reason where torch breaks a capture off without naming a line.
 
     Attributes:
         reason: why nothing is captured any more; empty while it may be.
@@ -54,6 +54,7 @@ class Executor:
         warm_up: int,
         notify: Callable[[str], None],
         capture_failed: Callable[[], None] = lambda: None,
+        suspect: str = "",
     ) -> None:
         self.reason = "" if capture else "switched off"
         self.replays = 0
@@ -62,6 +63,7 @@ class Executor:
         self._warm_up = warm_up
         self._notify = notify
         self._capture_failed = capture_failed
+        self._suspect = suspect
         self._graphs: dict[tuple[Hashable, Hashable], _Graph] = {}
         self._calls: Counter[tuple[Hashable, Hashable]] = Counter()
         self._shapes: Counter[Hashable] = Counter()
@@ -155,7 +157,8 @@ class Executor:
             raise
         except Exception as error:  # whatever the user's code or the driver says against it
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self.give_up(f"{where_raised(error)}: {first_line}")
+            broken_off = self._suspect and "during capture" in first_line
+            self.give_up(self._suspect if broken_off else f"{where_raised(error)}: {first_line}")
             self._capture_failed()
             return self._on_side_stream(_unflatten(leaves, spec), work)
         self._graphs[key] = graph

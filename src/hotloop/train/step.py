@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError
+from hotloop.train import ranks
 from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, undo_compile
@@ -27,7 +28,6 @@ from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.padding import Padding
 from hotloop.train.pieces import Pieces, cut, no_room, release
-from hotloop.train.ranks import Ranks
 from hotloop.train.schedule import Schedule
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -35,7 +35,6 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 _LOG = logging.getLogger("hotloop")
-_DDP_WARM_UP = 11
 _MOST_CHANGES = 5
 """How often other settings than the learning rate may change before capturing no longer pays."""
 
@@ -117,12 +116,14 @@ class Step:
         if settings.compile:
             own_kernels = self._device.type == "cuda" and settings.own_kernels
             compile_model(model, settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
-        warm_up = _DDP_WARM_UP if isinstance(model, DistributedDataParallel) else WARM_UP
+        warm_up, suspect = WARM_UP, ""
+        if isinstance(model, DistributedDataParallel):
+            warm_up, suspect = ranks.WARM_UP, ranks.DEFAULT_STREAM
         self._executor = Executor(
-            self._device, settings.graph, bool(settings.compile), warm_up, notify, self._capture_failed
+            self._device, settings.graph, bool(settings.compile), warm_up, notify, self._capture_failed, suspect
         )
         self._pieces = Pieces()
-        self._ranks = Ranks(model, settings.recover)
+        self._ranks = ranks.Ranks(model, settings.recover)
         self._padding = Padding(settings.pad_to) if settings.pad_to else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
