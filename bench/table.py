@@ -84,10 +84,10 @@ def step_cifar(result: dict[str, Any]) -> tuple[str, str]:
 
 
 def step_resnet152(result: dict[str, Any]) -> tuple[str, str]:
-    speed = result["figures"]["hotloop"]["samples_per_second"]
+    speed, ratio = result["figures"]["hotloop"]["samples_per_second"], result["ratios"]["defaults"]
     text = (
         f"{speed['median']:,.0f} images/s ({speed['low']:,.0f} to {speed['high']:,.0f}), n = {speed['n']}: "
-        f"**{result['ratios']['defaults']:.2f} ×** PyTorch's defaults, with {result['memory_ratio']:.2f} of their memory"
+        f"**{ratio:.2f} ×** PyTorch's defaults, with {result['memory_ratio']:.2f} of their memory"
     )
     return "ResNet-152, 224 pixels, batch 128", text
 
