@@ -339,6 +339,46 @@ def test_another_weight_decay_is_captured_anew() -> None:
     assert torch.allclose(ends[0], ends[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_layers_that_are_frozen_later_stay_as_they_are(window: int) -> None:
+    ends = []
+    for graph in (False, True):
+        model = cnn()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        step = Step(model, loss, optimizer, settings=StepSettings(graph=graph))
+        data = batches([16] * 12 * window)
+        for part, settings in enumerate(((True, True), (False, True), (False, False))):
+            model[0].requires_grad_(settings[0])
+            model[1].train(settings[1])
+            for number, batch in enumerate(data[part * 6 * window : (part + 1) * 6 * window]):
+                step.run(batch, 1 / window, number % window == window - 1)
+            if part == 0:
+                before = model[0].weight.detach().clone()
+        assert torch.equal(model[0].weight, before)
+        assert step.captured == graph
+        ends.append(torch.cat([weights(model), model[1].running_mean]))
+    assert torch.allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_buffer_that_is_replaced_is_a_reason() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear()
+            self.register_buffer("seen", torch.zeros(1, device="cuda"))
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.seen = self.seen + 1
+            logits: Tensor = self.linear(images)
+            return logits
+
+    model, told = Counts(), []
+    step = Step(model, loss, sgd(model), notify=told.append)
+    train(step, batches([16] * 8))
+    assert "a new tensor where its buffer seen was" in step.not_captured
+    assert model.seen.item() == 8
+
+
 def test_a_loaded_state_is_captured_anew() -> None:
     data = batches([16] * 12)
     through, first, second = cnn(), cnn(), cnn()

@@ -57,6 +57,7 @@ def main() -> None:
     content = {"losses": values, "weights": weights.tolist(), "told": told, "pieces": step.pieces,
                "sizes": sizes, "captured": step.captured, "not_captured": step.not_captured}  # fmt: skip
     (folder / f"rank-{rank}.json").write_text(json.dumps(content))
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

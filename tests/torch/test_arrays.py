@@ -40,6 +40,12 @@ def test_arrays_come_in_the_order_of_a_loader(samples: int, batch: int, drop: bo
             assert np.array_equal(mine.indices, theirs.indices)
 
 
+def test_arrays_of_another_byte_order_are_turned() -> None:
+    dataset = ArrayDataset({"x": np.arange(6, dtype=">i4").reshape(3, 2), "y": np.arange(3, dtype=">f8")})
+    assert all(array.dtype.isnative for array in dataset.arrays.values())
+    assert dataset.sample(2, np.random.default_rng())["x"].tolist() == [4, 5]
+
+
 def test_random_numbers_depend_on_seed_epoch_and_sample_alone() -> None:
     first = sample_numbers(1, 2, 100, 3)
     assert np.array_equal(first, sample_numbers(1, 2, 100, 3))
@@ -85,6 +91,19 @@ def job(tmp_path: Path, run_dir: str, **changes: Any) -> Job:
         section, name = key.split("__")
         raw.setdefault(section, {})[name] = value
     return parse_job(raw, "job")
+
+
+def test_classes_of_the_validation_go_by_their_names(tmp_path: Path) -> None:
+    file, other = tmp_path / "images.npz", tmp_path / "other.npz"
+    job(tmp_path, "unused")
+    arrays = dict(np.load(file))
+    np.savez(other, images=arrays["images"], labels=1 - arrays["labels"], classes=np.array(["up", "down"]))
+    _, result = run(job(tmp_path, "run", data__val=str(other)))
+    assert result.metrics["val_accuracy"] == 1.0
+    np.savez(other, images=arrays["images"], labels=arrays["labels"], classes=np.array(["up", "left"]))
+    with pytest.raises(InputError, match="labels and classes do not fit") as caught:
+        run(job(tmp_path, "never", data__val=str(other)))
+    assert "has no class left" in caught.value.cause
 
 
 def test_images_in_an_array_train_and_continue_bit_for_bit(tmp_path: Path) -> None:

@@ -74,6 +74,30 @@ def test_recomputed_activations_give_the_same_gradients(how: str) -> None:
         assert not torch.allclose(clone(tokens()), lean(tokens())), "a copy has weights of its own"
 
 
+class Inplace(nn.Module):
+    """A layer whose result its activation overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.relu = nn.Linear(8, 8), nn.Linear(8, 8), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.relu(self.first(x)))
+        return result
+
+
+def test_activations_in_place_do_not_overwrite_what_is_kept() -> None:
+    found = []
+    for how in ("", "selective"):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[Inplace() for _ in range(3)])
+        if how:
+            assert recompute_activations(model, how) == 3
+        model(torch.randn(4, 8)).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_recomputing_keeps_less() -> None:
     """Bytes that backward holds on to, seen by a hook."""
     kept = {}

@@ -324,3 +324,32 @@ def test_what_cannot_be_padded_is_refused() -> None:
     assert "pad_to=5" in caught.value.fix
     with pytest.raises(HotloopError, match="a tuple cannot be padded"):
         step(batches([3])[0])
+
+
+def test_groups_that_come_later_are_refused() -> None:
+    model, late = linear(), nn.Linear(2, 2)
+    optimizer = sgd(model)
+    step = Step(model, loss, optimizer)
+    optimizer.add_param_group({"params": late.parameters()})
+    with pytest.raises(HotloopError, match="has 2 parameter groups, and had 1"):
+        step(batches([4])[0])
+
+
+def test_averages_follow_a_buffer_that_is_replaced() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.seen = self.seen + 1
+            logits: Tensor = self.linear(images)
+            return logits
+
+    model = Counts()
+    step = Step(model, loss, sgd(model), settings=StepSettings(ema=0.5))
+    for batch in batches([4] * 2):
+        step(batch)
+    assert isinstance(step.averaged, Counts)
+    assert step.averaged.seen.item() == 1.5

@@ -430,6 +430,29 @@ def test_a_task_that_cannot_be_made_is_bad_input(tmp_path: Path, kind: str, monk
     assert expected in caught.value.cause
 
 
+def test_a_validation_batch_that_does_not_fit_is_looked_at_in_pieces(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotloop.tasks.images import ImageClassification
+
+    changes = {"data__val_batch_size": 7, "train__epochs": 1}
+    _, whole = run(small(make_images(), tmp_path / "whole", **changes))
+    forward, sizes = ImageClassification.forward, []
+
+    def short_of_memory(self: Any, model: Any, batch: Any) -> Any:
+        sizes.append(len(batch["images"]))
+        if not model.training and sizes[-1] > 3:
+            raise torch.OutOfMemoryError("no room")
+        return forward(self, model, batch)
+
+    monkeypatch.setattr(ImageClassification, "forward", short_of_memory)
+    told = Told()
+    _, result = run(small(make_images(), tmp_path / "run", **changes), told)
+    assert result.metrics == pytest.approx(whole.metrics, rel=1e-5)
+    warnings = [event.text for event in told.of(Warned)]
+    assert warnings == [f"out of memory in validation; each batch is now looked at in {n} pieces" for n in (2, 4)]
+
+
 def test_layers_that_a_task_froze_stay_frozen_through_validation(make_images: Make, tmp_path: Path) -> None:
     from hotloop.train import prepare
 

@@ -28,7 +28,7 @@ class ArrayDataset(Dataset):
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        self.arrays = {name: _native(array) for name, array in arrays.items()}
         rows = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
         if len(set(rows.values())) != 1:
             found = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
@@ -36,7 +36,7 @@ class ArrayDataset(Dataset):
                 f"arrays of different lengths: {found}", "row i of each is sample i", "cut them to one length"
             )
         for name, array in self.arrays.items():
-            if array.dtype.kind not in "biuf":
+            if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
                 fix = f"make {name} numbers: class numbers for texts, for example"
                 raise InputError(f"the array {name} is of type {array.dtype}", "a batch holds numbers", fix)
 
@@ -58,3 +58,8 @@ class ArrayDataset(Dataset):
             digest.update(f"{name} {array.shape} {array.dtype}".encode())
             digest.update(array.data.cast("B") if array.size else b"")
         return digest.hexdigest()
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """Contiguous, in the byte order of this machine."""
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))

@@ -37,7 +37,7 @@ def load_images(location: str, classes: Sequence[str] | None = None) -> ImageArr
     Grey images, (N, H, W) or (N, H, W, 1), get three equal channels.
 
     Args:
-        classes: of the training data; labels beyond them are refused.
+        classes: of the training data; labels beyond them are refused, those of named classes go by their names.
 
     Raises:
         InputError: the file cannot be read, or does not hold these.
@@ -62,14 +62,27 @@ def load_images(location: str, classes: Sequence[str] | None = None) -> ImageArr
         )
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise InputError(f"{location}: labels are {labels.dtype} {labels.shape}", "they have to be integers (N,)", _FIX)
+    named = tuple(str(name) for name in found.get("classes", ()))
     if classes is None:
-        named = tuple(str(name) for name in found.get("classes", ()))
         classes = named or tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
+    elif named and named != tuple(classes):
+        labels = _renumbered(location, labels, named, classes)
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
         what = f"{location}: labels from {labels.min()} to {labels.max()}"
         raise InputError(what, f"there are {len(classes)} classes, numbered from 0", _FIX)
     images = np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images
     return ImageArrays(ArrayDataset({"images": images, "labels": labels.astype(np.int64)}), tuple(classes))
+
+
+def _renumbered(location: str, labels: np.ndarray, named: tuple[str, ...], classes: Sequence[str]) -> np.ndarray:
+    """Labels by the training data's numbers: what has the same name is the same class."""
+    unknown = [name for name in named if name not in classes]
+    if unknown or (len(labels) and not 0 <= labels.min() <= labels.max() < len(named)):
+        cause = f"the training data has no class {unknown[0]}" if unknown else f"it names {len(named)} classes"
+        raise InputError(f"{location}: labels and classes do not fit", cause, _FIX)
+    numbers: np.ndarray = np.array([classes.index(name) for name in named])
+    renumbered: np.ndarray = numbers[labels]
+    return renumbered
 
 
 def is_image_array(location: str) -> bool:

@@ -196,6 +196,15 @@ def build_decoder(name: str, vocabulary: int, context: int, arguments: dict[str,
         raise InputError(
             f"model.arguments = {arguments} do not fit {name}", str(error), "--set model.arguments={}"
         ) from None
+    sizes = (shape.layers, shape.width, shape.heads, shape.kv_heads, shape.hidden)
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise InputError(f"model.arguments = {arguments}", "sizes are whole numbers from 1", "--set model.arguments={}")
+    if shape.llama and shape.width // shape.heads % 2:
+        raise InputError(
+            f"model.arguments: heads are {shape.width // shape.heads} wide",
+            "rotary positions turn pairs of numbers",
+            "--set model.arguments={}",
+        )
     if shape.width % shape.heads or shape.heads % shape.kv_heads:
         raise InputError(
             f"model.arguments: {shape.width} wide with {shape.heads} heads and {shape.kv_heads} of keys and values",

@@ -20,26 +20,22 @@ class Averaged:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.module = copy.deepcopy(model)
+        self._model = model
         self._decay = decay
         self._started = False
-        pairs = zip(_tensors(self.module), _tensors(model), strict=True)
-        floating: list[tuple[Tensor, Tensor]] = []
-        others: list[tuple[Tensor, Tensor]] = []
-        for mine, theirs in pairs:
-            (floating if mine.is_floating_point() else others).append((mine, theirs))
-        self._averages, self._values = [pair[0] for pair in floating], [pair[1] for pair in floating]
-        self._copies, self._sources = [pair[0] for pair in others], [pair[1] for pair in others]
+        self._averages, self._copies = _by_kind(self.module)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the model's weights; the first update copies them."""
+        values, sources = _by_kind(self._model)  # each time: a model may put new tensors where its buffers were
         if self._started:
-            torch._foreach_lerp_(self._averages, self._values, 1 - self._decay)
+            torch._foreach_lerp_(self._averages, values, 1 - self._decay)
         else:
-            torch._foreach_copy_(self._averages, self._values)
+            torch._foreach_copy_(self._averages, values)
             self._started = True
         if self._copies:
-            torch._foreach_copy_(self._copies, self._sources)
+            torch._foreach_copy_(self._copies, sources)
 
     def state_dict(self) -> dict[str, Any]:
         return {"module": self.module.state_dict(), "started": self._started}
@@ -49,5 +45,8 @@ class Averaged:
         self._started = state["started"]
 
 
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+def _by_kind(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and floating buffers; other buffers."""
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return floating, [tensor for tensor in tensors if not tensor.is_floating_point()]

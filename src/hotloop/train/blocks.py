@@ -113,6 +113,9 @@ def recompute_activations(model: nn.Module, how: str) -> int:
         return checkpoint(forward, *arguments, **named, **options)
 
     for block in blocks:
+        for module in block.modules():
+            if getattr(module, "inplace", False) is True:  # it would overwrite what "selective" keeps
+                module.inplace = False  # type: ignore[assignment]
         wrap_forward(block, around)
     return len(blocks)
 

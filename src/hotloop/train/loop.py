@@ -204,6 +204,7 @@ class Loop:
             self._parts.val,
             stop=lambda: bool(self._parts.preemption.requested),
             examples=self.examples if last else None,
+            notify=self._parts.observer.warn,
         )
 
     def _save(self) -> None:

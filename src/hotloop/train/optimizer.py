@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import OptimizerSection
 from hotloop.core.objects import load_object
 from hotloop.train.counter import Counter
@@ -157,8 +157,18 @@ class Rates:
             torch.index_select(self._table, 0, self._counter.position, out=self._row)
 
     def constants(self) -> list[Any]:
-        """All other settings of the optimizer."""
+        """All other settings of the optimizer.
+
+        Raises:
+            HotloopError: it has got more parameter groups.
+        """
         groups = self._optimizer.param_groups
+        if len(groups) != len(self._highest):
+            raise HotloopError(
+                f"the optimizer has {len(groups)} parameter groups, and had {len(self._highest)} when Step took it",
+                "their learning rates are kept on the device since then",
+                "add_param_group before Step(...)",
+            )
         return [value for group in groups for key, value in group.items() if key not in ("params", "lr")]
 
     def _fill(self, step: int, position: int, factor: float) -> None:

@@ -134,7 +134,8 @@ class Step:
         self._window: list[tuple[Any, float]] = []
         self._gradients: list[Tensor | None] = []
         self._attached = False
-        self._constants = self._rates.constants()
+        self._modules, self._weights = list(model.modules()), list(model.parameters())
+        self._constants = self._constants_now()
         self._changes = 0
         self._looked_for_breaks = False
         self._buffers = list(model.buffers())
@@ -203,9 +204,9 @@ class Step:
     def run(self, batch: Any, share: float = 1.0, last: bool = True) -> None:
         """As calling it; the loss of the window stays in `losses`."""
         self._window.append((batch, share))
+        self._watch_constants()
         if last:
             self._rates.set_for(self.number)
-            self._watch_constants()
         try:
             if self.settings.recover:
                 self._run_with_recovery(last)
@@ -239,14 +240,32 @@ class Step:
             self._notify(f"step {self.number}: trying pieces of twice the size again")
 
     def _watch_constants(self) -> None:
-        """A graph holds the optimizer's other settings as they were: capture anew when one changes."""
-        constants = self._rates.constants()
+        """A graph holds the optimizer's other settings as they were, and which layers are frozen or in evaluation:
+        capture anew when one changes.
+        """
+        constants = self._constants_now()
         if constants != self._constants:
             self._constants = constants
             self._changes += 1
+            if len(self._window) == 1:  # a layer that is frozen now has no gradient to go on with
+                self._drop_gradients()
             self._executor.forget()
             if self._changes > _MOST_CHANGES:
-                self._executor.give_up("settings of the optimizer other than its learning rate keep changing")
+                self._executor.give_up(
+                    "settings of the optimizer, or which layers are frozen or in evaluation, keep changing"
+                )
+
+    def _watch_buffers(self) -> None:
+        """A graph goes on with the tensors that it found."""
+        if any(one is not other for one, other in zip(self.model.buffers(), self._buffers, strict=True)):
+            name = next(name for (name, new), old in zip(self.model.named_buffers(), self._buffers, strict=True)
+                        if new is not old)  # fmt: skip
+            self._executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it instead")
+            self._buffers = list(self.model.buffers())
+
+    def _constants_now(self) -> list[Any]:
+        flags = [module.training for module in self._modules]
+        return [*self._rates.constants(), *flags, *[parameter.requires_grad for parameter in self._weights]]
 
     def _run_with_recovery(self, last: bool) -> None:
         """The window's newest batch; if memory runs out, the whole window in smaller pieces."""
@@ -300,13 +319,15 @@ class Step:
             self._attach_gradients(kept)
         if self._padding and self._pieces.count == 1:
             batch = self._padding(batch)
-        place: Hashable = (first, last, share == 1.0, self.model.training)
+        place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
         try:
             value = self._executor.run(place, batch, work)
         except compiler_errors() as error:
             self._go_on_uncompiled(error)
             value = self._executor.run(place, batch, work)
+        if self._keeps_gradients and not self._executor.has_graphs:
+            self._watch_buffers()
         if self.settings.compile and not self._looked_for_breaks:
             self._looked_for_breaks = True
             if reason := first_break():

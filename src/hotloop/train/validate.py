@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hotloop.tasks.task import Example, Task
 from hotloop.train.compiler import without_compiler
-from hotloop.train.source import Source
+from hotloop.train.pieces import Pieces, cut, release
+from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 
 _EXAMPLES = 24
@@ -25,6 +27,7 @@ def validate(
     source: Source,
     stop: Callable[[], bool],
     examples: list[Example] | None,
+    notify: Callable[[str], None],
 ) -> dict[str, float]:
     """Means of loss and metrics over the validation data, as "val_loss", "val_accuracy" and so on.
 
@@ -32,16 +35,19 @@ def validate(
         step: its averaged weights are validated if it has them, otherwise the model's.
         stop: asked before each batch.
         examples: filled with right and wrong predictions, if it is a list.
+        notify: told when a batch does not fit and is looked at in pieces, as all later ones are then.
 
     Raises:
         StopRequested: `stop` said so.
+        HotloopError: a single sample is too much for the memory.
     """
     model: nn.Module = step.averaged or step.model
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     sums: dict[str, Tensor] = {}
     samples = 0
-    stride = max(1, len(source.dataset) // _EXAMPLES)
+    look = _Look(task, model, source, with_examples=examples is not None)
+    pieces = Pieces()
     try:
         # Not compiled: what is compiled for training would be compiled a second time for this.
         with torch.no_grad(), step.autocast(), without_compiler(), closing(source.batches()) as batches:
@@ -50,20 +56,56 @@ def validate(
                     raise StopRequested
                 if not batch.size:
                     continue
-                raw = source.expand(batch.tensors)
-                ready = task.prepare(raw, training=False)
-                outputs = task.forward(model, ready)
-                means = {"loss": task.loss(outputs, ready), **task.metrics(outputs, ready)}
-                for name, mean in means.items():
-                    sums[name] = sums.get(name, torch.zeros(())) + torch.as_tensor(mean).double() * batch.size
+                totals, found = look.at(batch, pieces, notify)
+                for name, total in totals.items():
+                    sums[name] = sums.get(name, torch.zeros(())) + total
                 samples += batch.size
                 if examples is not None:
-                    names = [source.dataset.name(index) for index in batch.indices]
-                    _collect(examples, task.examples(outputs, raw, names), batch.indices, stride)
+                    _collect(examples, found, batch.indices, max(1, len(source.dataset) // _EXAMPLES))
     finally:
         for module, mode in training:  # not model.train(): a task may keep some of its layers in evaluation
             module.training = mode
     return {f"val_{name}": float(total) / samples for name, total in sums.items()}
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How a batch is looked at."""
+
+    task: Task
+    model: nn.Module
+    source: Source
+    with_examples: bool
+
+    def at(
+        self, batch: DeviceBatch, pieces: Pieces, notify: Callable[[str], None]
+    ) -> tuple[dict[str, Tensor], list[Example]]:
+        """Sums of loss and metrics over a batch's samples, and its predictions; in smaller pieces if it must be."""
+        while True:
+            try:
+                return self._in_pieces(batch, pieces.count)
+            except torch.OutOfMemoryError as error:
+                message = str(error)
+                release(error)
+            pieces.halve(batch.tensors, message)
+            notify(f"out of memory in validation; each batch is now looked at in {pieces.count} pieces")
+
+    def _in_pieces(self, batch: DeviceBatch, count: int) -> tuple[dict[str, Tensor], list[Example]]:
+        totals: dict[str, Tensor] = {}
+        examples: list[Example] = []
+        start = 0
+        for raw, share in cut(self.source.expand(batch.tensors), count):
+            end = start + round(share * batch.size)
+            ready = self.task.prepare(raw, training=False)
+            outputs = self.task.forward(self.model, ready)
+            means = {"loss": self.task.loss(outputs, ready), **self.task.metrics(outputs, ready)}
+            for name, mean in means.items():
+                totals[name] = totals.get(name, torch.zeros(())) + torch.as_tensor(mean).double() * (end - start)
+            if self.with_examples:
+                names = [self.source.dataset.name(index) for index in batch.indices[start:end]]
+                examples += self.task.examples(outputs, raw, names)
+            start = end
+        return totals, examples
 
 
 def _collect(kept: list[Example], new: Iterable[Example], indices: Iterable[int], stride: int) -> None:
