@@ -6,7 +6,6 @@ Rank 1 has memory for `MOST` samples only. Writes losses and weights to FOLDER/r
 import faulthandler
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -32,8 +31,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
     if size > 1:
-        with torch.cuda.stream(torch.cuda.Stream()) if kind == "cuda" else nullcontext():
-            model = DistributedDataParallel(model, [rank] if kind == "cuda" else None)  # type: ignore[assignment]
+        model = DistributedDataParallel(model, [rank] if kind == "cuda" else None)  # type: ignore[assignment]
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         sizes.append(len(batch[1]))

@@ -39,7 +39,6 @@ class Executor:
         warm_up: calls of each place and shape before its capture.
         notify: told, in a line, what cannot be captured and why.
         capture_failed: called before work whose capture failed is run as it stands.
-        suspect: the likely reason where torch breaks a capture off without naming a line.
 
     Attributes:
         reason: why nothing is captured any more; empty while it may be.
@@ -54,7 +53,6 @@ class Executor:
         warm_up: int,
         notify: Callable[[str], None],
         capture_failed: Callable[[], None] = lambda: None,
-        suspect: str = "",
     ) -> None:
         self.reason = "" if capture else "switched off"
         self.replays = 0
@@ -63,7 +61,6 @@ class Executor:
         self._warm_up = warm_up
         self._notify = notify
         self._capture_failed = capture_failed
-        self._suspect = suspect
         self._graphs: dict[tuple[Hashable, Hashable], _Graph] = {}
         self._calls: Counter[tuple[Hashable, Hashable]] = Counter()
         self._shapes: Counter[Hashable] = Counter()
@@ -157,8 +154,7 @@ class Executor:
             raise
         except Exception as error:  # whatever the user's code or the driver says against it
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            broken_off = self._suspect and "during capture" in first_line
-            self.give_up(self._suspect if broken_off else f"{where_raised(error)}: {first_line}")
+            self.give_up(f"{where_raised(error)}: {first_line}")
             self._capture_failed()
             return self._on_side_stream(_unflatten(leaves, spec), work)
         self._graphs[key] = graph

@@ -7,13 +7,6 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 _CAUTIOUS_WINDOWS = 2
-WARM_UP = 11 + _CAUTIOUS_WINDOWS
-"""Calls of a step before its capture: DDP needs 11 of its own, and it does not count cautious ones.
-https://docs.pytorch.org/docs/stable/notes/cuda.html#usage-with-distributeddataparallel"""
-DEFAULT_STREAM = (
-    "DistributedDataParallel was made on the default stream, which cannot be captured: make it inside "
-    "`with torch.cuda.stream(torch.cuda.Stream()):`"
-)
 
 
 class PeerOutOfMemory(torch.OutOfMemoryError):

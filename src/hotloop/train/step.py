@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler, autocast
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError
-from hotloop.train import ranks
 from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, undo_compile
@@ -28,6 +26,7 @@ from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.padding import Padding
 from hotloop.train.pieces import Pieces, cut, no_room, release
+from hotloop.train.ranks import Ranks
 from hotloop.train.schedule import Schedule
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -116,14 +115,13 @@ class Step:
         if settings.compile:
             own_kernels = self._device.type == "cuda" and settings.own_kernels
             compile_model(model, settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
-        warm_up, suspect = WARM_UP, ""
-        if isinstance(model, DistributedDataParallel):
-            warm_up, suspect = ranks.WARM_UP, ranks.DEFAULT_STREAM
         self._executor = Executor(
-            self._device, settings.graph, bool(settings.compile), warm_up, notify, self._capture_failed, suspect
+            self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
         self._pieces = Pieces()
-        self._ranks = ranks.Ranks(model, settings.recover)
+        self._ranks = Ranks(model, settings.recover)
+        if self._keeps_gradients and self._ranks.several:  # of two H200 the second never came back from it
+            self._executor.give_up("what ranks tell each other is not captured yet")
         self._padding = Padding(settings.pad_to) if settings.pad_to else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
