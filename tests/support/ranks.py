@@ -1,12 +1,24 @@
-"""One of several processes that train a small model together: `ranks.py RANK SIZE FOLDER WINDOW MOST DEVICE`.
+"""One of several processes that train a small model together: `ranks.py RANK SIZE FOLDER WINDOW MOST DEVICE VARIANT`.
 
-Rank 1 has memory for `MOST` samples only. Writes losses and weights to FOLDER/rank-RANK.json.
+Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, or where the variant says.
+
+- plain: two layers.
+- norm: with batch normalisation; memory runs out in the forward pass.
+- backward: memory runs out in the backward pass; wrapped in DistributedDataParallel even if it is alone.
+- static: DDP with a fixed graph.
+- unused: with a parameter that nothing uses.
+- wrapped: DDP inside another module.
+- uneven: the second part of a window has one sample.
+
+Writes losses and weights to FOLDER/rank-RANK.json.
 """
 
 import faulthandler
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,47 +28,114 @@ from torch.nn.parallel import DistributedDataParallel
 from hotloop import Step, StepSettings
 
 
+class Limited(nn.Module):
+    """Lets so many samples through."""
+
+    def __init__(self, most: int, backward: bool) -> None:
+        super().__init__()
+        self.most, self.backward = most, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.backward:
+            result: Tensor = LimitedBackward.apply(x, self.most)
+            return result
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("this rank's memory is full")
+        return x
+
+
+class LimitedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: int) -> Tensor:
+        ctx.most = most
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        if len(gradients[0]) > ctx.most:
+            raise torch.OutOfMemoryError("this rank's memory is full")
+        return gradients[0], None
+
+
+class Outer(nn.Module):
+    """A module around another."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.module(x)
+        return result
+
+
+def build(variant: str, most: int) -> nn.Module:
+    torch.manual_seed(0)
+    middle: list[nn.Module] = [nn.Tanh()]
+    if variant == "norm":
+        middle = [nn.BatchNorm1d(16), Limited(most, backward=False)]
+    if variant == "backward":
+        middle = [Limited(most, backward=True)]
+    model = nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3))
+    if variant == "unused":
+        model.register_parameter("nobody", nn.Parameter(torch.ones(3)))
+    return model
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(60, exit=True)  # says where it hangs
     rank, size, window, most = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5])
-    folder, kind = Path(sys.argv[3]), sys.argv[6]
+    folder, kind, variant = Path(sys.argv[3]), sys.argv[6], sys.argv[7]
     torch.set_num_threads(1)
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
     told: list[str] = []
     sizes: list[int] = []
+    short_of_memory = rank == min(1, size - 1)
     backend = "nccl" if kind == "cuda" else "gloo"
     distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
-    if size > 1:
-        model = DistributedDataParallel(model, [rank] if kind == "cuda" else None)  # type: ignore[assignment]
+    model = build(variant, most if short_of_memory else 100).to(device)
+    if size > 1 or variant == "backward":
+        options = {"static": {"static_graph": True}, "unused": {"find_unused_parameters": True}}.get(variant, {})
+        model = DistributedDataParallel(model, [rank] if kind == "cuda" else None, **options)  # type: ignore[arg-type]
+    if variant == "wrapped":
+        model = Outer(model)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         sizes.append(len(batch[1]))
-        if rank == 1 and len(batch[1]) > most:
+        if short_of_memory and variant in ("plain", "uneven", "wrapped", "static") and len(batch[1]) > most:
             raise torch.OutOfMemoryError("this rank's memory is full")
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.5)
     step = Step(model, loss, optimizer, settings=StepSettings(clip_norm=0.5), notify=told.append)
     data = torch.Generator().manual_seed(1)
-    values = []
+    values, error = [], ""
     for _ in range(16):
         total = 0.0
         for part in range(window):
-            inputs, labels = torch.randn(16, 6, generator=data), torch.randint(0, 3, (16,), generator=data)
-            own = slice(rank * 16 // size, (rank + 1) * 16 // size)
+            rows = 2 if variant == "uneven" and part else 16
+            inputs, labels = torch.randn(rows, 6, generator=data), torch.randint(0, 3, (rows,), generator=data)
+            own = slice(rank * rows // size, (rank + 1) * rows // size)
             batch = inputs[own].to(device), labels[own].to(device)
-            total += step(batch, 1 / window, part == window - 1).item()
+            share = rows / (18 if variant == "uneven" else 16 * window)
+            try:
+                total += step(batch, share, part == window - 1).item()
+            except Exception as caught:
+                error = f"{type(caught).__name__}: {caught}"
+                break
+        if error:
+            break
         values.append(total)
     weights = torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
-    content = {"losses": values, "weights": weights.tolist(), "told": told, "pieces": step.pieces,
+    content = {"losses": values, "weights": weights.tolist(), "told": told, "pieces": step.pieces, "error": error,
                "sizes": sizes, "captured": step.captured, "not_captured": step.not_captured}  # fmt: skip
     (folder / f"rank-{rank}.json").write_text(json.dumps(content))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    if not error:
+        distributed.barrier()
+        distributed.destroy_process_group()
+    os._exit(0)  # gloo's threads abort a process that ends while its peers are still there
 
 
 if __name__ == "__main__":

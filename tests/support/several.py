@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 
-def train_together(folder: Path, size: int, window: int, most: int = 100, device: str = "cpu") -> list[dict[str, Any]]:
+def train_together(
+    folder: Path, size: int, window: int, most: int = 100, device: str = "cpu", variant: str = "plain"
+) -> list[dict[str, Any]]:
     """What each of `size` ranks wrote; they end within two minutes or are killed."""
     folder.mkdir()
     script = str(Path(__file__).parent / "ranks.py")
     processes = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), str(size), str(folder), str(window), str(most), device],
+            [sys.executable, script, str(rank), str(size), str(folder), str(window), str(most), device, variant],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(size)

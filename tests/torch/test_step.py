@@ -1,5 +1,6 @@
 import copy
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hotloop import HotloopError, Step, StepSettings
+from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, cut
 
 Pair = tuple[Tensor, Tensor]
@@ -353,3 +355,122 @@ def test_averages_follow_a_buffer_that_is_replaced() -> None:
         step(batch)
     assert isinstance(step.averaged, Counts)
     assert step.averaged.seen.item() == 1.5
+
+
+def test_the_documented_loss_finds_its_mask_in_pieces_too() -> None:
+    def documented(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if len(batch["labels"]) > 4:
+            raise torch.OutOfMemoryError("no room")
+        labels = batch["labels"].where(batch["valid"], -100)
+        return functional.cross_entropy(model(batch["images"]), labels)
+
+    model, seen = linear(), []
+    step = Step(model, documented, sgd(model), settings=StepSettings(pad_to=8), notify=seen.append)
+    for batch in named([8, 5, 3]):
+        step(batch)
+    assert step.pieces == 2
+    assert len(seen) == 1
+
+
+def test_only_tensors_as_long_as_the_batch_are_lengthened() -> None:
+    padded = pad({"images": torch.ones(3, 2), "weights": torch.ones(2)}, 4)
+    assert {name: len(tensor) for name, tensor in padded.items()} == {"images": 4, "weights": 2, "valid": 4}
+    assert padded["valid"].tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [{"images": torch.ones(2, 3), "names": ["a", "b"]}, {"valid": torch.ones(2)}, {}, {"number": torch.tensor(1.0)}],
+    ids=["other values", "a mask of its own", "empty", "no dimension"],
+)
+def test_batches_that_are_no_dicts_of_tensors_are_refused(batch: dict[str, Any]) -> None:
+    with pytest.raises(HotloopError, match="cannot be padded"):
+        pad(batch, 8)
+
+
+def test_a_short_batch_is_cut_no_finer_than_it_must_be() -> None:
+    """16 samples need four pieces; 5 need two of them, 3 one."""
+    pieces = Pieces()
+    whole = torch.zeros(16, 2)
+    pieces.halve(whole, "no room")
+    pieces.halve(whole, "no room")
+    assert [pieces.of(torch.zeros(samples, 2)) for samples in (16, 5, 4, 3, 1)] == [4, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_what_fails_before_a_step_is_not_trained_on_later(window: int) -> None:
+    """A schedule that raises once, then memory that runs out once: the window that is repeated is its own."""
+    ends = []
+    trouble: set[str] = set()
+
+    def schedule(step: int) -> float:
+        if step == 1 and "rate" in trouble:
+            trouble.remove("rate")
+            raise ValueError("no rate")
+        return 1.0
+
+    def once(model: nn.Module, batch: Pair) -> Tensor:
+        if "memory" in trouble:
+            trouble.remove("memory")
+            raise torch.OutOfMemoryError("no room")
+        return loss(model, batch)
+
+    def train(step: Step, parts: list[Pair]) -> None:
+        for part, batch in enumerate(parts):
+            step(batch, 1 / window, part == window - 1)
+
+    for broken in (False, True):
+        model = linear()
+        step = Step(model, once, sgd(model), schedule, notify=lambda text: None)
+        parts = batches([8] * (3 * window))
+        for number in range(3):
+            if number == 1 and broken:
+                trouble.add("rate")
+                with pytest.raises(ValueError, match="no rate"):
+                    train(step, batches([8] * window, seed=9))
+                trouble.add("memory")
+            train(step, parts[number * window : (number + 1) * window])
+        ends.append((step.losses.take(wait=True), weights(model)))
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    assert torch.allclose(ends[0][1], ends[1][1], atol=1e-6)
+
+
+def test_an_update_that_fails_once_leaves_fp16_usable() -> None:
+    model = linear()
+    optimizer = sgd(model)
+    original, calls = optimizer.step, []
+
+    def flaky(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("once")
+        return original(*arguments, **named)
+
+    optimizer.step = flaky  # type: ignore[method-assign]
+    step = Step(model, loss, optimizer, settings=StepSettings("fp16", clip_norm=1.0))
+    parts = batches([8] * 4)
+    step(parts[0])
+    with pytest.raises(ValueError, match="once"):
+        step(parts[1])
+    step(parts[2])
+    assert step.number == 2
+
+
+def test_averages_follow_tensors_that_come_later() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear()
+
+        def forward(self, images: Tensor) -> Tensor:
+            if not hasattr(self, "table"):
+                self.register_buffer("table", torch.full((3,), 2.0), persistent=False)
+            logits: Tensor = self.linear(images)
+            return logits
+
+    model = Table()
+    step = Step(model, loss, sgd(model), settings=StepSettings(ema=0.5))
+    for batch in batches([4] * 3):
+        step(batch)
+    assert isinstance(step.averaged, Table)
+    assert step.averaged.table.tolist() == [2.0] * 3

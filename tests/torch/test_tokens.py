@@ -106,6 +106,17 @@ def test_linear_cross_entropy_is_the_plain_one(tokens: int, width: int, vocabula
         assert torch.allclose(one.grad.double(), 3 * other.grad, atol=1e-5)
 
 
+def test_without_targets_that_count_gradients_are_zero() -> None:
+    """As torch's: the loss is 0 / 0, its gradient nothing."""
+    hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.full((4,), -100))
+    loss.backward()
+    assert loss.isnan()
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
+    assert linear_cross_entropy(hidden[:0], weight, torch.zeros(0, dtype=torch.long)).isnan()
+
+
 def test_linear_cross_entropy_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     hidden, weight, targets = torch.randn(50, 8), torch.randn(20, 8), torch.randint(0, 20, (50,))
@@ -183,6 +194,23 @@ def test_bad_input_is_told(text: Path, tmp_path: Path, changes: dict[str, Any], 
     with pytest.raises(InputError, match=message):
         run(small(text, tmp_path / "run", **{"model__arguments": {}, **changes}))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_makes_its_own_loss_is_not_padded(text: Path, tmp_path: Path) -> None:
+    changes = {"model__name": "hotloop.tasks.transformers:build_decoder", "data__last_batch": "pad"}
+    arguments = {"name": "gpt2", "arguments": {**SMALL, "kv_heads": 4}}
+    with pytest.raises(InputError, match="would change what is trained") as caught:
+        run(small(text, tmp_path / "run", model__arguments=arguments, **changes))
+    assert "makes its own loss" in caught.value.cause
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "pad"])
+def test_a_short_last_batch_of_tokens_counts_the_same(text: Path, tmp_path: Path, last_batch: str) -> None:
+    changes = {"data__batch_size": 48, "train__epochs": 1, "log__every": 1}
+    done, _ = run(small(text, tmp_path / last_batch, data__last_batch=last_batch, **changes))
+    other, _ = run(small(text, tmp_path / "other", **changes))
+    losses = [[record["loss"] for record in one.metrics() if record["event"] == "step"] for one in (done, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_token_beyond_the_vocabulary_is_named(text: Path, tmp_path: Path) -> None:

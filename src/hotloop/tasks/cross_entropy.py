@@ -25,7 +25,7 @@ def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor
     """
     dtype = computed_in(hidden_ND)
     needed = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    if not needed or dtype == torch.float16 or hidden_ND.is_meta:
+    if not needed or not len(hidden_ND) or dtype == torch.float16 or hidden_ND.is_meta:
         counted_N = torch.where(targets_N < 0, IGNORED, targets_N)
         return functional.cross_entropy(functional.linear(hidden_ND, weight_VD).float(), counted_N)
     loss: Tensor = _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, dtype)
@@ -56,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, counted = ctx.saved_tensors
-        scale = outputs[0] / counted
+        scale = outputs[0] / counted.clamp(min=1)  # with none that counts the loss is NaN, as torch's; these are 0
         return (hidden * scale).to(ctx.dtypes[0]), (weight * scale).to(ctx.dtypes[1]), None, None
 
 

@@ -41,9 +41,8 @@ class ImageClassification(Task):
         return not self._randaugment and not self._mix
 
     @property
-    def mixes(self) -> bool:
-        """Whether MixUp or CutMix mixes the samples of a batch."""
-        return self._mix is not None
+    def padding_obstacle(self) -> str:
+        return "MixUp and CutMix mix the blank samples in" if self._mix else ""
 
     @property
     def random_numbers(self) -> int:  # type: ignore[override]

@@ -93,6 +93,11 @@ class Task(ABC):
         """Figures of a validation batch, each a mean over it, scalars on the device."""
         return {}
 
+    @property
+    def padding_obstacle(self) -> str:
+        """Why samples that do not count would change what is trained; empty if they would not."""
+        return f"{type(self).__name__} has no method ignore" if type(self).ignore is Task.ignore else ""
+
     def ignore(self, batch: Tensors, valid: Tensor) -> Tensors:
         """The prepared batch, changed so that `loss` is the mean over the samples that are `valid`, bool (B,).
 

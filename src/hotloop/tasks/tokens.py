@@ -72,6 +72,11 @@ class LanguageModelling(Task):
             return outputs
         return functional.cross_entropy(outputs.flatten(0, 1).float(), batch["targets"].flatten())
 
+    @property
+    def padding_obstacle(self) -> str:
+        own = self._takes_targets and self.job.model.name not in SHAPES
+        return f"{self.job.model.name} makes its own loss, of all targets" if own else ""
+
     def ignore(self, batch: Tensors, valid: Tensor) -> Tensors:
         return {**batch, "targets": torch.where(valid[:, None], batch["targets"], IGNORED)}
 

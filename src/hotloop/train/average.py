@@ -23,19 +23,31 @@ class Averaged:
         self._model = model
         self._decay = decay
         self._started = False
-        self._averages, self._copies = _by_kind(self.module)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the model's weights; the first update copies them."""
-        values, sources = _by_kind(self._model)  # each time: a model may put new tensors where its buffers were
+        values, averages = _tensors(self._model), _tensors(self.module)
+        if _shapes(values) != _shapes(averages):
+            averages = self._follow(averages)
+        floating = {name for name, value in values.items() if value.is_floating_point()}
+        mine, theirs = [averages[name] for name in floating], [values[name] for name in floating]
         if self._started:
-            torch._foreach_lerp_(self._averages, values, 1 - self._decay)
+            torch._foreach_lerp_(mine, theirs, 1 - self._decay)
         else:
-            torch._foreach_copy_(self._averages, values)
+            torch._foreach_copy_(mine, theirs)
             self._started = True
-        if self._copies:
-            torch._foreach_copy_(self._copies, sources)
+        if others := [name for name in values if name not in floating]:
+            torch._foreach_copy_([averages[name] for name in others], [values[name] for name in others])
+
+    def _follow(self, before: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model has other tensors than at first, a table made in its first call say: those begin anew."""
+        self.module = copy.deepcopy(self._model)
+        averages = _tensors(self.module)
+        for name, average in averages.items():
+            if name in before and before[name].shape == average.shape:
+                average.copy_(before[name])
+        return averages
 
     def state_dict(self) -> dict[str, Any]:
         return {"module": self.module.state_dict(), "started": self._started}
@@ -45,8 +57,10 @@ class Averaged:
         self._started = state["started"]
 
 
-def _by_kind(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and floating buffers; other buffers."""
-    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return floating, [tensor for tensor in tensors if not tensor.is_floating_point()]
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by name."""
+    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}

@@ -21,6 +21,10 @@ class Counter:
         """Count a step on the device; a part of the step."""
         self.position.add_(1)
 
+    def back(self) -> None:
+        """Put the device where the host stands, after a step that broke off."""
+        self.position.fill_(self.on_host)
+
     def advanced(self) -> None:
         """Count it on the host, which has queued it."""
         self.on_host += 1

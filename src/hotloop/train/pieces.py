@@ -2,6 +2,7 @@
 
 import gc
 import traceback
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,8 @@ from hotloop.core.units import format_bytes
 
 def batch_size(batch: Any) -> int:
     """Samples in a batch: the length of its first tensor; 0 if it holds none."""
-    tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.ndim]
+    leaves = batch.values() if isinstance(batch, Mapping) else tree_flatten(batch)[0]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     return len(tensors[0]) if tensors else 0
 
 
@@ -27,6 +29,8 @@ def cut(batch: Any, count: int) -> list[tuple[Any, float]]:
     size = batch_size(batch) if count > 1 else 0
     if size < 2:
         return [(batch, 1.0)]
+    if isinstance(batch, Mapping):  # other mappings than dicts too, such as tokenizers give
+        batch = dict(batch)
     leaves, spec = tree_flatten(batch)
     bounds = [size * number // count for number in range(count + 1)]
     pieces = []
@@ -46,14 +50,24 @@ class Pieces:
     Doubled when memory runs out, halved again after many steps without that, later each time it proves too early.
 
     Attributes:
-        count: pieces a batch.
+        count: pieces of a batch as long as the one that did not fit; shorter ones need fewer.
     """
 
     def __init__(self, steps_before_growing: int = 1000) -> None:
         self.count = 1
+        self._whole = 0
         self._patience = steps_before_growing
         self._calm = 0
         self._trying = False
+
+    def size(self, most: int) -> int:
+        """Samples of the largest piece of a batch of `most`."""
+        return most if self.count == 1 else max(1, -(-self._whole // self.count))
+
+    def of(self, batch: Any) -> int:
+        """Into how many pieces to cut a batch."""
+        samples = batch_size(batch)
+        return max(1, -(-samples // max(1, self.size(samples))))
 
     def halve(self, batch: Any, error: str) -> None:
         """Memory ran out on `batch`.
@@ -61,11 +75,19 @@ class Pieces:
         Raises:
             HotloopError: a piece is a single sample already.
         """
+        if min(batch_size(batch), self.size(batch_size(batch))) < 2:
+            raise no_room("a single sample does not", error)
+        self.double(batch)
+
+    def double(self, batch: Any) -> None:
+        """Twice as many pieces, whether there are enough samples or not: memory ran out elsewhere, on a batch like
+        this.
+        """
         if self._trying:
             self._patience *= 2
         self._trying, self._calm = False, 0
-        if self.count * 2 > max(1, batch_size(batch)):
-            raise no_room("a single sample does not", error)
+        if self.count == 1:
+            self._whole = batch_size(batch)
         self.count *= 2
 
     def step_done(self) -> bool:

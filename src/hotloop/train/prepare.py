@@ -12,7 +12,6 @@ from hotloop.core.machine import Machine
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
-from hotloop.tasks.images import ImageClassification
 from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.blocks import has_batch_norm, recompute_activations
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
@@ -117,12 +116,8 @@ def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int) -> N
             "--set data.last_batch=drop",
         )
     if job.data.last_batch == "pad":
-        causes = {
-            "batch normalisation would count the blank samples": normalised,
-            "MixUp and CutMix mix the blank samples in": isinstance(task, ImageClassification) and task.mixes,
-            f"{type(task).__name__} has no method ignore": type(task).ignore is Task.ignore,
-        }
-        for cause in (cause for cause, applies in causes.items() if applies):
+        cause = "batch normalisation would count the blank samples" if normalised else task.padding_obstacle
+        if cause:
             raise InputError(
                 'data.last_batch = "pad" would change what is trained', cause, "--set data.last_batch=drop"
             )

@@ -1,12 +1,18 @@
 """Processes that train one model together: what they have to agree on when memory runs out on one of them."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hotloop.core.errors import HotloopError
+from hotloop.train.pieces import no_room
+
 _CAUTIOUS_WINDOWS = 2
+_SMALLER, _STOP = 1.0, 2.0
 
 
 class PeerOutOfMemory(torch.OutOfMemoryError):
@@ -14,7 +20,7 @@ class PeerOutOfMemory(torch.OutOfMemoryError):
 
 
 class Ranks:
-    """The ranks of a `DistributedDataParallel` model; of any other model this process alone.
+    """The ranks that share a `DistributedDataParallel` model; of any other model this process alone.
 
     A rank that runs out of memory within a backward pass leaves the others waiting for its gradients. Therefore the
     first windows, and the first after each change of the pieces' size, are cautious: gradients stay where they are
@@ -22,62 +28,104 @@ class Ranks:
     shapes need, and gradients are averaged while backward runs.
 
     Args:
-        recover: whether a window is repeated when memory runs out; without, no window is cautious.
+        recover: whether a window is repeated when memory runs out; without, no window is cautious. Where ranks talk in
+            the forward pass (SyncBatchNorm) or backward is fixed (`static_graph`), none is either.
 
     Attributes:
-        cautious: whether the present window is.
+        several: whether other processes take part, so that a step cannot be repeated alone.
     """
 
     def __init__(self, model: nn.Module, recover: bool) -> None:
-        self._model = model if isinstance(model, DistributedDataParallel) else None
-        self._recover = recover
+        found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+        self._ddp = found[0] if len(found) == 1 else None
+        group = self._ddp.process_group if self._ddp else None
+        self.several = distributed.is_initialized() and distributed.get_world_size(group) > 1
+        talks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+        self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
         self._left = _CAUTIOUS_WINDOWS
-
-    @property
-    def several(self) -> bool:
-        return self._model is not None and distributed.get_world_size(self._model.process_group) > 1
+        self._group: Any = None
+        if self._recover:  # a group of its own: what the user's code sends is not taken for ours
+            members = distributed.get_process_group_ranks(group)
+            self._group = distributed.new_group(members, use_local_synchronization=True)
 
     @property
     def cautious(self) -> bool:
-        return self._recover and self.several and self._left > 0
+        """Whether the present window is."""
+        return self._recover and self._left > 0 and not (self._ddp and self._ddp._join_config.enable)
 
-    def without_sync(self) -> AbstractContextManager[object]:
-        """Keep gradients where they are in this block's backward pass."""
-        return self._model.no_sync() if self._model is not None else nullcontext()
+    def begin(self) -> None:
+        """Start a window, or start it again: buffers become those of the first rank, as DDP does it.
+
+        DDP would do it in the forward pass, and not as often on a rank whose forward pass broke off.
+        """
+        if self.cautious and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
+            self._ddp._sync_buffers()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Run forward and backward inside; gradients are averaged in it at the end of a window that is not cautious."""
+        averages = self.several and last and not self.cautious
+        if self._ddp is None or self._ddp.static_graph or averages:
+            yield
+            return
+        if self.cautious:
+            self._ddp.require_forward_param_sync = False
+        with self._ddp.no_sync():
+            yield
 
     def agree(self) -> None:
         """Wait until all ranks have their gradients of a cautious window, and average them.
 
         Raises:
             PeerOutOfMemory: another rank ran out of memory.
+            HotloopError: another rank cannot go on; or memory runs out here.
         """
-        if self._any_failed(False):
+        parameters = self._parameters()
+        code, *used = self._exchange([0.0, *[float(parameter.grad is not None) for parameter in parameters]])
+        if code == _SMALLER:
             raise PeerOutOfMemory("another rank ran out of memory")
-        assert self._model is not None
-        group = self._model.process_group
-        size = distributed.get_world_size(group)
-        for parameter in self._model.parameters():
-            if parameter.requires_grad:
+        if code == _STOP:
+            raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
+        size = distributed.get_world_size(self._group)
+        try:
+            for parameter in (parameter for parameter, some in zip(parameters, used, strict=True) if some):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                distributed.all_reduce(parameter.grad, group=group)
+                distributed.all_reduce(parameter.grad, group=self._group)
                 parameter.grad.div_(size)
+        except torch.OutOfMemoryError as error:
+            raise no_room("what ranks exchange does not", str(error)) from error
 
-    def failed(self, error: BaseException) -> None:
-        """Tell the others of an error that they do not know of."""
-        if self.cautious and not isinstance(error, PeerOutOfMemory):
-            self._any_failed(True)
+    def tell(self, stop: bool) -> None:
+        """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""
+        if self.cautious:
+            self._exchange([_STOP if stop else _SMALLER, *[0.0] * len(self._parameters())])
 
     def window_done(self) -> None:
         """Count a window."""
         self._left = max(0, self._left - 1)
+        if self._recover and self._ddp and not self._left:
+            self._ddp.require_forward_param_sync = True
 
     def start_again(self) -> None:
         """The next windows are of another size."""
         self._left = _CAUTIOUS_WINDOWS
 
-    def _any_failed(self, own: bool) -> bool:
-        assert self._model is not None
-        flag = torch.tensor(float(own), device=next(self._model.parameters()).device)
-        distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=self._model.process_group)
-        return bool(flag.item())
+    def _parameters(self) -> list[Tensor]:
+        assert self._ddp is not None
+        ignored = self._ddp.parameters_to_ignore
+        named = self._ddp.module.named_parameters()
+        return [parameter for name, parameter in named if parameter.requires_grad and name not in ignored]
+
+    def _exchange(self, values: list[float]) -> list[float]:
+        """The largest of each value over all ranks."""
+        assert self._ddp is not None
+        numbers = torch.tensor(values, device=next(self._ddp.parameters()).device)
+        distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._group)
+        largest: list[float] = numbers.tolist()
+        return largest
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """The model itself, without what spreads it over ranks."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

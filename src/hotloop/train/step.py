@@ -24,9 +24,9 @@ from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
-from hotloop.train.padding import Padding
-from hotloop.train.pieces import Pieces, cut, no_room, release
-from hotloop.train.ranks import Ranks
+from hotloop.train.padding import pad
+from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
+from hotloop.train.ranks import PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -111,10 +111,10 @@ class Step:
         self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
         self._rates = Rates(optimizer, schedule, self._counter, captures)
         self._scaler = GradScaler(self._device.type, enabled=settings.precision == "fp16")
-        self._average = Averaged(model, settings.ema) if settings.ema else None
+        self._average = Averaged(inner(model), settings.ema) if settings.ema else None
         if settings.compile:
             own_kernels = self._device.type == "cuda" and settings.own_kernels
-            compile_model(model, settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
+            compile_model(inner(model), settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
         self._executor = Executor(
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
@@ -122,7 +122,7 @@ class Step:
         self._ranks = Ranks(model, settings.recover)
         if self._keeps_gradients and self._ranks.several:  # of two H200 the second never came back from it
             self._executor.give_up("what ranks tell each other is not captured yet")
-        self._padding = Padding(settings.pad_to) if settings.pad_to else None
+        self._padding = pad if settings.pad_to else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -202,10 +202,10 @@ class Step:
     def run(self, batch: Any, share: float = 1.0, last: bool = True) -> None:
         """As calling it; the loss of the window stays in `losses`."""
         self._window.append((batch, share))
-        self._watch_constants()
-        if last:
-            self._rates.set_for(self.number)
         try:
+            self._watch_constants()
+            if last:
+                self._rates.set_for(self.number)
             if self.settings.recover:
                 self._run_with_recovery(last)
             else:
@@ -219,11 +219,13 @@ class Step:
     def _drop_window(self) -> None:
         self._window.clear()
         self._drop_gradients()
+        self._counter.back()
 
     def _drop_gradients(self) -> None:
         """Those of the window so far, and the graphs that write to them."""
         self.optimizer.zero_grad()
         self._gradients, self._attached = [], False
+        self._forget_scaling()
         self._executor.forget()
 
     def _end_window(self) -> None:
@@ -255,11 +257,10 @@ class Step:
 
     def _watch_buffers(self) -> None:
         """A graph goes on with the tensors that it found."""
-        if any(one is not other for one, other in zip(self.model.buffers(), self._buffers, strict=True)):
-            name = next(name for (name, new), old in zip(self.model.named_buffers(), self._buffers, strict=True)
-                        if new is not old)  # fmt: skip
-            self._executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it instead")
-            self._buffers = list(self.model.buffers())
+        known = {id(buffer) for buffer in self._buffers}
+        new = next((name for name, buffer in self.model.named_buffers() if id(buffer) not in known), "")
+        if new:
+            self._executor.give_up(f"the model puts a new tensor where its buffer {new} was: write into it instead")
 
     def _constants_now(self) -> list[Any]:
         flags = [module.training for module in self._modules]
@@ -269,8 +270,8 @@ class Step:
         """The window's newest batch; if memory runs out, the whole window in smaller pieces."""
         part = len(self._window) - 1
         if part == 0:  # a replay allocates nothing, and needs no way back
-            buffers = [] if self._executor.has_graphs else self._buffers
-            self._buffers_before = [buffer.detach().clone() for buffer in buffers]
+            self._buffers = [] if self._executor.has_graphs else list(self.model.buffers())
+            self._buffers_before = [buffer.detach().clone() for buffer in self._buffers]
         while part < len(self._window):
             try:
                 self._run_part(part, last)
@@ -278,29 +279,42 @@ class Step:
             except torch.OutOfMemoryError as error:
                 if self._ranks.several and not self._ranks.cautious:
                     raise no_room("a step that other ranks have begun does not", str(error)) from error
-                message = str(error)
-                self._ranks.failed(error)
+                message, elsewhere = str(error), isinstance(error, PeerOutOfMemory)
                 release(error)
-                self._start_window_again(message)
+                self._start_window_again(part, message, elsewhere)
                 part = 0
 
-    def _start_window_again(self, message: str) -> None:
+    def _start_window_again(self, part: int, message: str, elsewhere: bool) -> None:
+        """After memory ran out in a part of the window, here or on another rank."""
         graphs_took_it = self._executor.has_graphs
         self._drop_gradients()
         if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return
+        self._make_smaller(self._window[part][0], message, elsewhere)
         self._ranks.start_again()
-        self._pieces.halve(self._window[-1][0], message)
         for buffer, before in zip(self._buffers, self._buffers_before, strict=False):
             buffer.copy_(before)
         text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
         normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
         self._notify(text + normalised)
 
+    def _make_smaller(self, batch: Any, message: str, elsewhere: bool) -> None:
+        if elsewhere:
+            self._pieces.double(max((batch for batch, _ in self._window), key=batch_size))
+            return
+        try:
+            self._pieces.halve(batch, message)
+        except HotloopError:
+            self._ranks.tell(stop=True)
+            raise
+        self._ranks.tell(stop=False)
+
     def _run_part(self, part: int, last: bool) -> None:
         """One batch of the window, in as many pieces as are needed."""
         batch, share = self._window[part]
-        pieces = cut(batch, self._pieces.count)
+        if part == 0:
+            self._ranks.begin()
+        pieces = cut(batch, self._pieces.of(batch))
         ends = last and part == len(self._window) - 1
         values = []
         for number, (piece, piece_share) in enumerate(pieces):
@@ -315,8 +329,8 @@ class Step:
         kept = self._keeps_gradients and not self._is_fresh(first, last)
         if kept != self._attached:
             self._attach_gradients(kept)
-        if self._padding and self._pieces.count == 1:
-            batch = self._padding(batch)
+        if self._padding:
+            batch = self._padding(batch, self._pieces.size(self.settings.pad_to))
         place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
         try:
@@ -362,7 +376,7 @@ class Step:
         """What a graph holds: all that is done on the device for one piece."""
         if first and self._attached:
             torch._foreach_zero_([gradient for gradient in self._gradients if gradient is not None])
-        with self._ranks.without_sync() if not last or self._ranks.cautious else nullcontext():
+        with self._ranks.backward(last):
             with self.autocast():
                 loss = self._loss(self.model, batch)
             _check_scalar(loss)
@@ -391,6 +405,10 @@ class Step:
         """Gradients that a capture made were never computed."""
         if not self._attached:
             self.optimizer.zero_grad()
+        self._forget_scaling()
+
+    def _forget_scaling(self) -> None:
+        """Whether gradients have been unscaled belongs to those gradients."""
         if self._scaler.is_enabled():
             self._scaler._per_optimizer_states.clear()
 

@@ -83,7 +83,7 @@ class _Look:
         """Sums of loss and metrics over a batch's samples, and its predictions; in smaller pieces if it must be."""
         while True:
             try:
-                return self._in_pieces(batch, pieces.count)
+                return self._in_pieces(batch, pieces.of(batch.tensors))
             except torch.OutOfMemoryError as error:
                 message = str(error)
                 release(error)
