@@ -66,8 +66,7 @@ class Pieces:
 
     def of(self, batch: Any) -> int:
         """Into how many pieces to cut a batch."""
-        samples = batch_size(batch)
-        return max(1, -(-samples // max(1, self.size(samples))))
+        return 1 if self.count == 1 else max(1, -(-batch_size(batch) // self.size(0)))
 
     def halve(self, batch: Any, error: str) -> None:
         """Memory ran out on `batch`.

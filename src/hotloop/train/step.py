@@ -338,7 +338,7 @@ class Step:
         except compiler_errors() as error:
             self._go_on_uncompiled(error)
             value = self._executor.run(place, batch, work)
-        if self._keeps_gradients and not self._executor.has_graphs:
+        if self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason:
             self._watch_buffers()
         if self.settings.compile and not self._looked_for_breaks:
             self._looked_for_breaks = True
