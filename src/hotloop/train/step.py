@@ -136,8 +136,8 @@ class Step:
         self._constants = self._constants_now()
         self._changes = 0
         self._looked_for_breaks = False
-        self._buffers = list(model.buffers())
-        self._buffers_before: list[Tensor] = []
+        self._buffers: dict[str, Tensor] | None = None
+        self._before: list[tuple[Tensor, Tensor]] = []
         compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
         self._compiled_update = compiled_update(optimizer) if compiled else None
         if self._rates.obstacle:
@@ -256,11 +256,12 @@ class Step:
                 )
 
     def _watch_buffers(self) -> None:
-        """A graph goes on with the tensors that it found."""
-        known = {id(buffer) for buffer in self._buffers}
-        new = next((name for name, buffer in self.model.named_buffers() if id(buffer) not in known), "")
-        if new:
-            self._executor.give_up(f"the model puts a new tensor where its buffer {new} was: write into it instead")
+        """A graph goes on with the tensors that it found; what a model makes in its first call may stay."""
+        before, self._buffers = self._buffers, dict(self.model.named_buffers())
+        if before is not None:
+            new = [name for name, buffer in self._buffers.items() if buffer is not before.get(name)]
+            if new:
+                self._executor.give_up(f"the model puts a new tensor where its buffer {new[0]} was: write into it")
 
     def _constants_now(self) -> list[Any]:
         flags = [module.training for module in self._modules]
@@ -270,8 +271,8 @@ class Step:
         """The window's newest batch; if memory runs out, the whole window in smaller pieces."""
         part = len(self._window) - 1
         if part == 0:  # a replay allocates nothing, and needs no way back
-            self._buffers = [] if self._executor.has_graphs else list(self.model.buffers())
-            self._buffers_before = [buffer.detach().clone() for buffer in self._buffers]
+            buffers = [] if self._executor.has_graphs else self.model.buffers()
+            self._before = [(buffer, buffer.detach().clone()) for buffer in buffers]
         while part < len(self._window):
             try:
                 self._run_part(part, last)
@@ -292,7 +293,7 @@ class Step:
             return
         self._make_smaller(self._window[part][0], message, elsewhere)
         self._ranks.start_again()
-        for buffer, before in zip(self._buffers, self._buffers_before, strict=False):
+        for buffer, before in self._before:
             buffer.copy_(before)
         text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
         normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
