@@ -12,6 +12,11 @@ README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures: made by bench/table.py -->\n", "<!-- end of figures -->\n"
 
 
+def spread(rate: dict[str, Any], unit: str) -> str:
+    """A rate with its spread."""
+    return f"{rate['median']:,.0f} {unit} ({rate['low']:,.0f} to {rate['high']:,.0f}), n = {rate['n']}"
+
+
 def demo_epoch(result: dict[str, Any]) -> tuple[str, str]:
     ours, rival = result["epoch_seconds"]["hotloop"], result["epoch_seconds"][result["best_rival"]]
     text = (
@@ -56,18 +61,14 @@ def loop_cost(result: dict[str, Any]) -> tuple[str, str]:
     rivals = {name: ours["median"] / rates[name]["median"] for name in rates if not name.startswith("hotloop")}
     names = {"raw graph": "a hand-captured CUDA graph", "raw eager": "raw PyTorch", "accelerate": "Accelerate"}
     against = ", ".join(f"**{ratio:.1f} ×** {names.get(name, 'Lightning')}" for name, ratio in rivals.items())
-    text = (
-        f"{ours['median']:,.0f} steps/s ({ours['low']:,.0f} to {ours['high']:,.0f}), n = {ours['n']}: {against}; "
-        f"not compiled {plain['median']:,.0f}"
-    )
+    text = f"{spread(ours, 'steps/s')}: {against}; not compiled {plain['median']:,.0f}"
     return "a small network, batch 64, through the whole training loop, compiled", text
 
 
 def step_resnet50(result: dict[str, Any]) -> tuple[str, str]:
     speed, ratios = result["figures"]["hotloop"]["samples_per_second"], result["ratios"]
     text = (
-        f"{speed['median']:,.0f} images/s ({speed['low']:,.0f} to {speed['high']:,.0f}), n = {speed['n']}: "
-        f"**{ratios['compiled']:.2f} ×** a hand-written bf16 channels_last compiled loop, "
+        f"{spread(speed, 'images/s')}: **{ratios['compiled']:.2f} ×** a hand-written bf16 channels_last compiled loop, "
         f"**{ratios['fp16 guide']:.2f} ×** fp16 autocast, **{ratios['defaults']:.2f} ×** PyTorch's defaults"
     )
     return "ResNet-50, 224 pixels, batch 256, data on the GPU", text
@@ -86,7 +87,7 @@ def step_cifar(result: dict[str, Any]) -> tuple[str, str]:
 def step_resnet152(result: dict[str, Any]) -> tuple[str, str]:
     speed, ratio = result["figures"]["hotloop"]["samples_per_second"], result["ratios"]["defaults"]
     text = (
-        f"{speed['median']:,.0f} images/s ({speed['low']:,.0f} to {speed['high']:,.0f}), n = {speed['n']}: "
+        f"{spread(speed, 'images/s')}: "
         f"**{ratio:.2f} ×** PyTorch's defaults, with {result['memory_ratio']:.2f} of their memory"
     )
     return "ResNet-152, 224 pixels, batch 128", text
@@ -101,7 +102,7 @@ def step_small(result: dict[str, Any]) -> tuple[str, str]:
 def gpt2(result: dict[str, Any]) -> tuple[str, str]:
     speed, same = result["figures"]["hotloop"]["samples_per_second"], result["ratios"]["compiled, our model"]
     text = (
-        f"{speed['median']:,.0f} tokens/s ({speed['low']:,.0f} to {speed['high']:,.0f}), n = {speed['n']}: "
+        f"{spread(speed, 'tokens/s')}: "
         f"**{result['ratios']['compiled']:.2f} ×** a hand-written bf16 compiled loop, {same:.2f} × that loop over our "
         "model, which adds its blocks up in bf16"
     )

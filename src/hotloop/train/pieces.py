@@ -66,7 +66,10 @@ class Pieces:
 
     def of(self, batch: Any) -> int:
         """Into how many pieces to cut a batch."""
-        return 1 if self.count == 1 else max(1, -(-batch_size(batch) // self.size(0)))
+        if self.count == 1:
+            return 1
+        samples = batch_size(batch)
+        return max(1, -(-samples // self.size(samples)))
 
     def halve(self, batch: Any, error: str) -> None:
         """Memory ran out on `batch`.
@@ -74,14 +77,13 @@ class Pieces:
         Raises:
             HotloopError: a piece is a single sample already.
         """
-        if min(batch_size(batch), self.size(batch_size(batch))) < 2:
+        samples = batch_size(batch)
+        if min(samples, self.size(samples)) < 2:
             raise no_room("a single sample does not", error)
         self.double(batch)
 
     def double(self, batch: Any) -> None:
-        """Twice as many pieces, whether there are enough samples or not: memory ran out elsewhere, on a batch like
-        this.
-        """
+        """Twice as many pieces, as another rank needs them for a batch like this."""
         if self._trying:
             self._patience *= 2
         self._trying, self._calm = False, 0

@@ -142,8 +142,8 @@ def _make_step(
     in_step, padded = prepares_in_step(task), job.data.last_batch == "pad"
 
     def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
-        valid = batch[VALID] if padded and VALID in batch else None
-        if valid is not None:
+        valid = batch[VALID] if padded else None
+        if padded:
             batch = {name: tensor for name, tensor in batch.items() if name != VALID}
         if in_step:
             batch = task.prepare(source.expand(batch) if source else batch, training=True)

@@ -120,9 +120,8 @@ class Step:
         )
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings.recover)
-        if self._keeps_gradients and self._ranks.several:  # of two H200 the second never came back from it
+        if self._keeps_gradients and self._ranks.several:  # on two H200 such a run did not end in a minute
             self._executor.give_up("what ranks tell each other is not captured yet")
-        self._padding = pad if settings.pad_to else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -330,8 +329,8 @@ class Step:
         kept = self._keeps_gradients and not self._is_fresh(first, last)
         if kept != self._attached:
             self._attach_gradients(kept)
-        if self._padding:
-            batch = self._padding(batch, self._pieces.size(self.settings.pad_to))
+        if self.settings.pad_to:
+            batch = pad(batch, self._pieces.size(self.settings.pad_to))
         place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
         try:
