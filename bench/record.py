@@ -1,5 +1,6 @@
 """What every benchmark writes down: figures with spread and n, versions, machine, date, command."""
 
+import hashlib
 import json
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 from hotloop.core.machine import read_machine
 
 RESULTS = Path(__file__).parent / "results"
+SOURCE = Path(__file__).parents[1] / "src" / "hotloop"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,16 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def source() -> str:
+    """Which code was measured, by its bytes: in a copy of the tree the commit may be an older one."""
+    digest = hashlib.sha256()
+    for file in sorted(SOURCE.rglob("*.py")):
+        digest.update(f"{file.relative_to(SOURCE)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def commit() -> str:
-    """Which code was measured; "-dirty" if files had been changed since."""
+    """The last commit of the tree that was measured; "-dirty" if files had been changed since."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, timeout=10, check=False)
     return found.stdout.strip() or "unknown"
@@ -52,6 +62,7 @@ def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "commit": commit(),
+        "source_sha256": source(),
         "machine": {**machine, "processor": processor()},
         **content,
     }

@@ -74,6 +74,22 @@ def compare(model: nn.Module, inputs: list[Tensor], dtype: torch.dtype, wants_gr
     return errors
 
 
+def cross_entropy(device: str, dtype: torch.dtype) -> dict[str, float]:
+    """Errors of losses and gradient, where some targets do not count."""
+    from hotloop.kernels.cross_entropy import into_gradient_on_gpu
+
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(29, 5003, device=device)).to(dtype)
+    targets = torch.randint(0, 5003, (29,), device=device)
+    targets[1::7] = -100
+    exact = logits.double().requires_grad_()
+    expected = functional.cross_entropy(exact, targets, reduction="none")
+    expected.sum().backward()
+    losses = into_gradient_on_gpu(logits, targets)
+    assert exact.grad is not None
+    return {"losses": error(losses, expected), "gradient": error(logits, exact.grad)}
+
+
 def all_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
     found = {}
     for kind, channels, size in (("relu", 16, 5), ("relu", 80, 3), ("shortcut", 64, 7), ("both", 128, 4)):
@@ -86,6 +102,7 @@ def all_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
         torch.manual_seed(0)
         images = torch.randn(2, 3, *size, device=device).contiguous(memory_format=torch.channels_last)
         found[f"stem {size[0]} x {size[1]}"] = compare(Stem().to(device), [images], dtype, wants_gradient=False)
+    found["cross entropy"] = cross_entropy(device, dtype)
     return found
 
 
