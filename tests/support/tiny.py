@@ -1,6 +1,6 @@
 """Small models and tasks that tests name as "tiny:...". torch is imported when they are built, not before."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -89,3 +89,21 @@ class VectorLoss(Regression):
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return (outputs - batch["targets"]).square()
+
+
+class Rotated(Regression):
+    """Prepares by a matrix product, and notes in which precision that and the model's came."""
+
+    prepare_is_pure = True
+    prepared: ClassVar[set[torch.dtype]] = set()
+    forwarded: ClassVar[set[torch.dtype]] = set()
+
+    def prepare(self, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
+        inputs = batch["inputs"] @ torch.ones(1, 1)
+        self.prepared.add(inputs.dtype)
+        return {**batch, "inputs": inputs}
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        outputs: Tensor = model(batch["inputs"])
+        self.forwarded.add(outputs.dtype)
+        return outputs

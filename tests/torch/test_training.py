@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pictures import write_image
+from tiny import Rotated
 
 from hotloop import HotloopError, InputError, Run, train_job
 from hotloop.core.job import Job, parse_job
@@ -348,6 +349,14 @@ def test_a_task_of_ones_own_is_a_few_methods(tmp_path: Path) -> None:
     assert [file["path"] for file in result.corrupt_files] == ["line 3"]
     state = torch.load(max(done.checkpoints.iterdir()) / "state.pt", weights_only=True)
     assert state["step"]["model"]["weight"].item() == pytest.approx(2, abs=0.2)
+
+
+def test_a_batch_is_prepared_in_full_precision(tmp_path: Path) -> None:
+    """Where a crop begins, for one, is no matter for 8 bits of mantissa."""
+    job = custom(tmp_path, "tiny:Rotated")
+    run(job.model_copy(update={"precision": "bf16"}))
+    assert Rotated.prepared == {torch.float32}
+    assert torch.bfloat16 in Rotated.forwarded
 
 
 @pytest.mark.parametrize(

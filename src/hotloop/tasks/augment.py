@@ -53,8 +53,12 @@ class Crops:
 
     def cut(self, images_BCHW: Tensor, random: Tensor, size: int) -> Tensor:
         """The crops, float32 (B, C, size, size), interpolated linearly."""
-        count, channels, height, width = images_BCHW.shape
-        grid = functional.affine_grid(
-            self.boxes(random, height, width), [count, channels, size, size], align_corners=False
-        )
+        count, _, height, width = images_BCHW.shape
+        boxes = self.boxes(random, height, width)
+        middles = (torch.arange(size, device=boxes.device) * 2 + 1) / size - 1
+        # Not affine_grid: its matrix product takes 48 of 3,400 µs of a small network's step on an H200, for two sums.
+        x_BW = boxes[:, 0, :1] * middles + boxes[:, 0, 2:]
+        y_BH = boxes[:, 1, 1:2] * middles + boxes[:, 1, 2:]
+        shape = (count, size, size)
+        grid = torch.stack([x_BW[:, None].expand(shape), y_BH[:, :, None].expand(shape)], dim=3)
         return functional.grid_sample(images_BCHW, grid, padding_mode="reflection", align_corners=False)

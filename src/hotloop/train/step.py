@@ -272,6 +272,7 @@ class Step:
         if part == 0:  # a replay allocates nothing, and needs no way back
             buffers = [] if self._executor.has_graphs else self.model.buffers()
             self._before = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        again = False
         while part < len(self._window):
             try:
                 self._run_part(part, last)
@@ -281,12 +282,12 @@ class Step:
                     raise no_room("a step that other ranks have begun does not", str(error)) from error
                 message, elsewhere = str(error), isinstance(error, PeerOutOfMemory)
                 release(error)
-                self._start_window_again(part, message, elsewhere)
-                part = 0
+                self._start_window_again(part, message, elsewhere, again)
+                part, again = 0, True
 
-    def _start_window_again(self, part: int, message: str, elsewhere: bool) -> None:
-        """After memory ran out in a part of the window, here or on another rank."""
-        graphs_took_it = self._executor.has_graphs
+    def _start_window_again(self, part: int, message: str, elsewhere: bool, again: bool) -> None:
+        """After memory ran out in a part of the window, here or on another rank; `again`: not for the first time."""
+        graphs_took_it = self._executor.has_graphs and not again
         self._drop_gradients()
         if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return

@@ -1,7 +1,7 @@
 """Validation: means over all samples, each counted once."""
 
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 import torch
@@ -46,11 +46,11 @@ def validate(
     model.eval()
     sums: dict[str, Tensor] = {}
     samples = 0
-    look = _Look(task, model, source, with_examples=examples is not None)
+    look = _Look(task, model, source, step.autocast, with_examples=examples is not None)
     pieces = Pieces()
     try:
         # Not compiled: what is compiled for training would be compiled a second time for this.
-        with torch.no_grad(), step.autocast(), without_compiler(), closing(source.batches()) as batches:
+        with torch.no_grad(), without_compiler(), closing(source.batches()) as batches:
             for batch in batches:
                 if stop():
                     raise StopRequested
@@ -75,6 +75,7 @@ class _Look:
     task: Task
     model: nn.Module
     source: Source
+    autocast: Callable[[], AbstractContextManager[object]]
     with_examples: bool
 
     def at(
@@ -97,8 +98,9 @@ class _Look:
         for raw, share in cut(self.source.expand(batch.tensors), count):
             end = start + round(share * batch.size)
             ready = self.task.prepare(raw, training=False)
-            outputs = self.task.forward(self.model, ready)
-            means = {"loss": self.task.loss(outputs, ready), **self.task.metrics(outputs, ready)}
+            with self.autocast():
+                outputs = self.task.forward(self.model, ready)
+                means = {"loss": self.task.loss(outputs, ready), **self.task.metrics(outputs, ready)}
             for name, mean in means.items():
                 totals[name] = totals.get(name, torch.zeros(())) + torch.as_tensor(mean).double() * (end - start)
             if self.with_examples:
