@@ -32,6 +32,11 @@ def suits(channels: int) -> bool:
     return channels % 16 == 0
 
 
+def largest_power(number: int) -> int:
+    """The largest power of two that divides it."""
+    return number & -number
+
+
 def _blocks(kind: tuple[int, int, int], x: Tensor) -> tuple[int, int, int, int, int]:
     """Rows, channels, BM, BC and G for a kernel over x (B, C, H, W)."""
     elements, columns, programs = kind
@@ -45,10 +50,8 @@ def _blocks(kind: tuple[int, int, int], x: Tensor) -> tuple[int, int, int, int, 
 
 
 @triton.jit
-def _sums(x, base, partial, M, G, C, BM: tl.constexpr, BC: tl.constexpr):
-    """Sums of x - base and of its square over a program's rows."""
-    program = tl.program_id(0)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
+def sum_rows(x, base, partial, program, c, M, G, C, BM: tl.constexpr, BC: tl.constexpr):
+    """Sums of x - base and of its square over a program's rows, put into `partial` (G, 2, C)."""
     around = tl.load(base + c)[None, :]
     first = tl.zeros([BM, BC], tl.float32)
     second = tl.zeros([BM, BC], tl.float32)
@@ -64,40 +67,46 @@ def _sums(x, base, partial, M, G, C, BM: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _statistics(partial, base, variance, weight, bias, stats, M, G, momentum, eps, C, BG: tl.constexpr):
-    """From the programs' sums to mean, scale, shift and the new running values; 16 channels a program."""
-    c = tl.program_id(0) * 16 + tl.arange(0, 16)
-    first = tl.zeros([BG, 16], tl.float32)
-    second = tl.zeros([BG, 16], tl.float32)
+def collect(partial, c, G, C, WIDTH: tl.constexpr, WHICH: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr):
+    """The programs' sums number 0 and WHICH of (G, WIDTH, C), added up."""
+    first = tl.zeros([BG, BC], tl.float32)
+    second = tl.zeros([BG, BC], tl.float32)
     for start in range(0, G, BG):
         g = start + tl.arange(0, BG)[:, None]
-        first += tl.load(partial + g * 2 * C + c[None, :], mask=g < G, other=0.0)
-        second += tl.load(partial + (g * 2 + 1) * C + c[None, :], mask=g < G, other=0.0)
-    around = tl.load(base + c)
-    distance = tl.sum(first, 0) / M
-    mean = around + distance
-    var = tl.maximum(tl.sum(second, 0) / M - distance * distance, 0.0)
-    rstd = 1.0 / tl.sqrt(var + eps)
-    scale = tl.load(weight + c) * rstd
-    tl.store(stats + c, mean)
-    tl.store(stats + C + c, rstd)
-    tl.store(stats + 2 * C + c, scale)
-    tl.store(stats + 3 * C + c, tl.load(bias + c) - mean * scale)
-    tl.store(stats + 4 * C + c, around * (1.0 - momentum) + momentum * mean)
-    unbiased = var * (M / (M - 1.0))
-    tl.store(stats + 5 * C + c, tl.load(variance + c) * (1.0 - momentum) + momentum * unbiased)
+        place = partial + g * WIDTH * C + c[None, :]
+        # From the L2 cache: other processors may have written there during this launch.
+        first += tl.load(place, mask=g < G, other=0.0, cache_modifier=".cg")
+        second += tl.load(place + WHICH * C, mask=g < G, other=0.0, cache_modifier=".cg")
+    return tl.sum(first, 0), tl.sum(second, 0)
 
 
 @triton.jit
-def _normalise(x, stats, other, other_stats, out, M, C, SUM: tl.constexpr, RELU: tl.constexpr,
-               BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
-    """The output relu(bn(x) + other), SUM 0: no other, 1: as it is, 2: normalised by statistics of its own."""
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+def keep_statistics(first, second, c, base, variance, weight, bias, stats, M, C, momentum, eps, keep):
+    """From the sums to scale and shift; mean and new running values are stored with them if `keep`."""
+    around = tl.load(base + c)
+    distance = first / M
+    mean = around + distance
+    var = tl.maximum(second / M - distance * distance, 0.0)
+    rstd = 1.0 / tl.sqrt(var + eps)
+    scale = tl.load(weight + c) * rstd
+    shift = tl.load(bias + c) - mean * scale
+    if keep:
+        tl.store(stats + c, mean)
+        tl.store(stats + C + c, rstd)
+        tl.store(stats + 2 * C + c, scale)
+        tl.store(stats + 3 * C + c, shift)
+        tl.store(stats + 4 * C + c, around * (1.0 - momentum) + momentum * mean)
+        unbiased = var * (M / (M - 1.0))
+        tl.store(stats + 5 * C + c, tl.load(variance + c) * (1.0 - momentum) + momentum * unbiased)
+    return scale, shift
+
+
+@triton.jit
+def normalise_rows(x, scale, shift, other, other_stats, out, rows, c, M, C, SUM: tl.constexpr, RELU: tl.constexpr):
+    """The output relu(scale x + shift + other), SUM 0: no other, 1: as it is, 2: normalised by its own statistics."""
     inside = (rows < M)[:, None]
     place = rows[:, None].to(tl.int64) * C + c[None, :]
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    y = value * tl.load(stats + 2 * C + c)[None, :] + tl.load(stats + 3 * C + c)[None, :]
+    y = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
     if SUM >= 1:
         added = tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
         if SUM == 2:
@@ -109,15 +118,13 @@ def _normalise(x, stats, other, other_stats, out, M, C, SUM: tl.constexpr, RELU:
 
 
 @triton.jit
-def _gradient_sums(dy, dy2, x, out, stats, other, other_stats, g_out, partial, M, G, C,
-                   MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr,
-                   BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
-    """Sums of g and g (x - mean), g being the masked gradient; kept in g_out if KEEP.
+def sum_gradient_rows(dy, dy2, x, out, stats, other, other_stats, g_out, partial, program, c, M, G, C,
+                      MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr,
+                      BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    """Sums of g and g (x - mean) into `partial` (G, 3, C), g being the masked gradient; kept in g_out if KEEP.
 
     MASK 0: none, 1: where bn(x) > 0, 2: where out > 0. TWO: the gradient is dy + dy2, of an output used twice.
     """
-    program = tl.program_id(0)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean = tl.load(stats + c)[None, :]
     if MASK == 1:
         scale = tl.load(stats + 2 * C + c)[None, :]
@@ -154,37 +161,23 @@ def _gradient_sums(dy, dy2, x, out, stats, other, other_stats, g_out, partial, M
 
 
 @triton.jit
-def _coefficients(partial, which, stats, result, M, G, C, BG: tl.constexpr):
-    """For each channel a, b, d of dx = a g + b x + d, and the gradients of weight and bias.
-
-    `which` of the sums of g (x - mean) is to be taken.
-    """
-    c = tl.program_id(0) * 16 + tl.arange(0, 16)
-    first = tl.zeros([BG, 16], tl.float32)
-    second = tl.zeros([BG, 16], tl.float32)
-    for start in range(0, G, BG):
-        g = start + tl.arange(0, BG)[:, None]
-        first += tl.load(partial + g * 3 * C + c[None, :], mask=g < G, other=0.0)
-        second += tl.load(partial + (g * 3 + which) * C + c[None, :], mask=g < G, other=0.0)
-    sum_g, sum_gx = tl.sum(first, 0), tl.sum(second, 0)
+def keep_coefficients(sum_g, sum_gx, c, stats, result, M, C, keep):
+    """For each channel a, b, d of dx = a g + b x + d; with the gradients of weight and bias stored if `keep`."""
     mean, rstd, a = tl.load(stats + c), tl.load(stats + C + c), tl.load(stats + 2 * C + c)
     b = -a * rstd * rstd * sum_gx / M
-    tl.store(result + c, a)
-    tl.store(result + C + c, b)
-    tl.store(result + 2 * C + c, -a * sum_g / M - b * mean)
-    tl.store(result + 3 * C + c, sum_gx * rstd)
-    tl.store(result + 4 * C + c, sum_g)
+    d = -a * sum_g / M - b * mean
+    if keep:
+        tl.store(result + c, a)
+        tl.store(result + C + c, b)
+        tl.store(result + 2 * C + c, d)
+        tl.store(result + 3 * C + c, sum_gx * rstd)
+        tl.store(result + 4 * C + c, sum_g)
+    return a, b, d
 
 
 @triton.jit
-def _input_gradient(g_in, x, stats, coefficients, dx, other, other_coefficients, d_other, M, C,
-                    MASK: tl.constexpr, SUM: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
-    """The gradient dx = a g + b x + d, and the same for the other input.
-
-    MASK as in `_gradient_sums`, 0 if g is masked already.
-    """
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+def differentiate_rows(g_in, x, stats, a, b, d, dx, rows, c, M, C, MASK: tl.constexpr):
+    """The gradient dx = a g + b x + d; MASK as in `sum_gradient_rows`, 0 if g is masked already."""
     inside = (rows < M)[:, None]
     place = rows[:, None].to(tl.int64) * C + c[None, :]
     g = tl.load(g_in + place, mask=inside, other=0.0).to(tl.float32)
@@ -192,14 +185,62 @@ def _input_gradient(g_in, x, stats, coefficients, dx, other, other_coefficients,
     if MASK == 1:
         y = value * tl.load(stats + 2 * C + c)[None, :] + tl.load(stats + 3 * C + c)[None, :]
         g = tl.where(y > 0.0, g, 0.0)
-    a, b, d = (tl.load(coefficients + c)[None, :], tl.load(coefficients + C + c)[None, :],
-               tl.load(coefficients + 2 * C + c)[None, :])  # fmt: skip
-    tl.store(dx + place, (g * a + value * b + d).to(dx.dtype.element_ty), mask=inside)
+    tl.store(dx + place, (g * a[None, :] + value * b[None, :] + d[None, :]).to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sums(x, base, partial, M, G, C, BM: tl.constexpr, BC: tl.constexpr):
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    sum_rows(x, base, partial, tl.program_id(0), c, M, G, C, BM, BC)
+
+
+@triton.jit
+def _statistics(partial, base, variance, weight, bias, stats, M, G, momentum, eps, C, BG: tl.constexpr):
+    """From the programs' sums to the statistics; 16 channels a program."""
+    c = tl.program_id(0) * 16 + tl.arange(0, 16)
+    first, second = collect(partial, c, G, C, 2, 1, BG, 16)
+    keep_statistics(first, second, c, base, variance, weight, bias, stats, M, C, momentum, eps, True)
+
+
+@triton.jit
+def _normalise(x, stats, other, other_stats, out, M, C, SUM: tl.constexpr, RELU: tl.constexpr,
+               BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    scale, shift = tl.load(stats + 2 * C + c), tl.load(stats + 3 * C + c)
+    normalise_rows(x, scale, shift, other, other_stats, out, rows, c, M, C, SUM, RELU)
+
+
+@triton.jit
+def _gradient_sums(dy, dy2, x, out, stats, other, other_stats, g_out, partial, M, G, C,
+                   MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr,
+                   BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    sum_gradient_rows(dy, dy2, x, out, stats, other, other_stats, g_out, partial, tl.program_id(0), c, M, G, C,
+                      MASK, TWO, KEEP, SUM, BM, BC)  # fmt: skip
+
+
+@triton.jit
+def _coefficients(partial, stats, result, M, G, C, WHICH: tl.constexpr, BG: tl.constexpr):
+    """From the programs' sums to the coefficients, 16 channels a program; WHICH of the sums of g (x - mean)."""
+    c = tl.program_id(0) * 16 + tl.arange(0, 16)
+    first, second = collect(partial, c, G, C, 3, WHICH, BG, 16)
+    keep_coefficients(first, second, c, stats, result, M, C, True)
+
+
+@triton.jit
+def _input_gradient(g_in, x, stats, coefficients, dx, other, other_coefficients, d_other, M, C,
+                    MASK: tl.constexpr, SUM: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    """The gradient of x, and the same for the other input."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    a, b, d = (tl.load(coefficients + c), tl.load(coefficients + C + c),
+               tl.load(coefficients + 2 * C + c))  # fmt: skip
+    differentiate_rows(g_in, x, stats, a, b, d, dx, rows, c, M, C, MASK)
     if SUM == 2:
-        value = tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
-        a, b, d = (tl.load(other_coefficients + c)[None, :], tl.load(other_coefficients + C + c)[None, :],
-                   tl.load(other_coefficients + 2 * C + c)[None, :])  # fmt: skip
-        tl.store(d_other + place, (g * a + value * b + d).to(dx.dtype.element_ty), mask=inside)
+        a, b, d = (tl.load(other_coefficients + c), tl.load(other_coefficients + C + c),
+                   tl.load(other_coefficients + 2 * C + c))  # fmt: skip
+        differentiate_rows(g_in, other, stats, a, b, d, d_other, rows, c, M, C, 0)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -235,7 +276,7 @@ def normalise(x: Tensor, stats: Tensor, other: Tensor | None, other_stats: Tenso
     out = torch.empty_like(x)
     kind = 0 if other is None else 1 if other_stats is None else 2
     grid = (tiles, channels // block_columns)
-    arguments: Any = (x, stats, _or(other, x), _or(other_stats, stats), out, rows, channels, kind, relu)
+    arguments: Any = (x, stats, either(other, x), either(other_stats, stats), out, rows, channels, kind, relu)
     _normalise[grid](*arguments, block_rows, block_columns, num_warps=4)
     return out
 
@@ -254,7 +295,17 @@ def gradient(
     g = torch.empty_like(x) if keep else dy
     kind = 0 if other_stats is None else 2
     grid = (shared, channels // block_columns)
-    arguments: Any = (dy, _or(dy2, dy), x, _or(out, x), stats, _or(other, x), _or(other_stats, stats), g, partial)
+    arguments: Any = (
+        dy,
+        either(dy2, dy),
+        x,
+        either(out, x),
+        stats,
+        either(other, x),
+        either(other_stats, stats),
+        g,
+        partial,
+    )
     _gradient_sums[grid](
         *arguments, rows, shared, channels, mask, dy2 is not None, keep, kind, block_rows, block_columns, num_warps=4
     )
@@ -263,7 +314,7 @@ def gradient(
         result = torch.empty(5, channels, device=x.device)
         if of is not None:
             _coefficients[(channels // 16,)](
-                partial, which, of, result, count or rows, shared, channels, 256, num_warps=4
+                partial, of, result, count or rows, shared, channels, which, 256, num_warps=4
             )
         found.append(result)
     return g, found[0], found[1]
@@ -283,11 +334,23 @@ def input_gradient(
     dx = torch.empty_like(x)
     d_other = torch.empty_like(x) if other is not None else dx
     grid = (tiles, channels // block_columns)
-    arguments: Any = (g, x, stats, coefficients, dx, _or(other, x), other_coefficients, d_other, rows, channels, mask)
+    arguments: Any = (
+        g,
+        x,
+        stats,
+        coefficients,
+        dx,
+        either(other, x),
+        other_coefficients,
+        d_other,
+        rows,
+        channels,
+        mask,
+    )
     _input_gradient[grid](*arguments, 0 if other is None else 2, block_rows, block_columns, num_warps=4)
     return dx, d_other
 
 
-def _or(tensor: Tensor | None, instead: Tensor) -> Tensor:
+def either(tensor: Tensor | None, instead: Tensor) -> Tensor:
     """A kernel's argument that it will not read."""
     return instead if tensor is None else tensor

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from hotloop.kernels import batch_norm as kernels
+from hotloop.kernels import batch_norm_cooperative as cooperative
 
 _Grads = tuple[Tensor | None, ...]
 
@@ -25,8 +26,10 @@ def bn(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """relu(bn(x) + shortcut), channels last, and the statistics."""
     x = kernels.channels_last(x)
-    stats = kernels.statistics(x, weight, bias, mean, var, momentum, eps)
     added = None if shortcut is None else kernels.channels_last(shortcut)
+    if cooperative.suits(x):
+        return cooperative.forward(x, weight, bias, mean, var, momentum, eps, added, None, relu)
+    stats = kernels.statistics(x, weight, bias, mean, var, momentum, eps)
     return kernels.normalise(x, stats, added, None, relu), stats
 
 
@@ -48,8 +51,11 @@ def bn_backward(
     with_shortcut = out is not None
     keep = with_shortcut or dy2 is not None
     mask = 2 if with_shortcut else 1 if relu else 0
-    g, coefficients, _ = kernels.gradient(dy, dy2, x, out, stats, None, None, mask, keep)
-    dx, _ = kernels.input_gradient(g, x, stats, coefficients, None, coefficients, 0 if keep else mask)
+    if cooperative.suits(x):
+        dx, coefficients, g = cooperative.backward(dy, dy2, x, out, stats, mask, keep)
+    else:
+        g, coefficients, _ = kernels.gradient(dy, dy2, x, out, stats, None, None, mask, keep)
+        dx, _ = kernels.input_gradient(g, x, stats, coefficients, None, coefficients, 0 if keep else mask)
     return [dx, coefficients, g] if with_shortcut else [dx, coefficients]
 
 
@@ -91,8 +97,11 @@ def bn_add_bn(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """relu(bn(x) + bn(x2)), channels last, and both statistics."""
     x, x2 = kernels.channels_last(x), kernels.channels_last(x2)
-    stats = kernels.statistics(x, weight, bias, mean, var, momentum, eps)
     stats2 = kernels.statistics(x2, weight2, bias2, mean2, var2, momentum2, eps2)
+    if cooperative.suits(x):
+        out, stats = cooperative.forward(x, weight, bias, mean, var, momentum, eps, x2, stats2, True)
+        return out, stats, stats2
+    stats = kernels.statistics(x, weight, bias, mean, var, momentum, eps)
     return kernels.normalise(x, stats, x2, stats2, True), stats, stats2
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.nn import functional
 
-from hotloop.kernels import batch_norm, batch_norm_ops, stem
+from hotloop.kernels import batch_norm, batch_norm_ops, convolution, stem
 from hotloop.kernels.batch_norm_ops import fold_sums
+from hotloop.kernels.convolution import split_gradients
 from hotloop.kernels.stem import arranged_weight
 
 _RELUS = (functional.relu, torch.relu)
@@ -50,19 +51,20 @@ def announce_to_compiler() -> None:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
-    for ours in batch_norm_ops.OPERATORS + stem.OPERATORS:
+    for ours in batch_norm_ops.OPERATORS + convolution.OPERATORS + stem.OPERATORS:
         if ours not in lowerings:
             make_fallback(ours, tag_to_layout_constraint(get_layout_constraint_tag(ours)), warn=False)
 
 
-class FoldSums(CustomGraphPass):
-    """`fold_sums` for the compiler; its cache knows it by this name."""
+class Passes(CustomGraphPass):
+    """Our passes over the compiler's graph; its cache knows them by this name."""
 
     def __call__(self, graph: fx.Graph) -> None:
         fold_sums(graph)
+        split_gradients(graph)
 
     def uuid(self) -> Any:
-        return b"hotloop fold_sums 1"
+        return b"hotloop passes 2"
 
 
 class _Norm(nn.Module):

@@ -131,8 +131,15 @@ class Block(nn.Module):
         return result
 
 
+class _RMSNorm(nn.RMSNorm):
+    """In the weight's type, as autocast has it for layer normalisation; for mixed types torch has no kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def _norm(shape: Shape) -> nn.Module:
-    return nn.RMSNorm(shape.width, eps=1e-5) if shape.llama else nn.LayerNorm(shape.width)
+    return _RMSNorm(shape.width, eps=1e-5) if shape.llama else nn.LayerNorm(shape.width)
 
 
 class Decoder(nn.Module):

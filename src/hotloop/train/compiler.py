@@ -73,10 +73,10 @@ def _compile_in_place(module: nn.Module, fused: Callable[..., Any] | None) -> No
 
 
 def _options() -> dict[str, Any]:
-    from hotloop.kernels.fuse import FoldSums, announce_to_compiler
+    from hotloop.kernels.fuse import Passes, announce_to_compiler
 
     announce_to_compiler()
-    return {"post_grad_custom_post_pass": FoldSums()}
+    return {"post_grad_custom_post_pass": Passes()}
 
 
 def undo_compile(model: nn.Module) -> None:
