@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from fused_layers import all_cases
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torchvision import models
 
 from hotloop import Step, StepSettings
+from hotloop.kernels import batch_norm_cooperative, batch_norm_ops, convolution
 
 
 @pytest.mark.parametrize(("dtype", "most", "stem"), [(torch.float32, 1e-3, 0.05), (torch.bfloat16, 2e-2, 0.12)])
@@ -19,6 +20,66 @@ def test_the_operators_equal_the_plain_layers(dtype: torch.dtype, most: float, s
     for case, found in errors.items():
         allowed = stem if case.startswith("stem") else most
         assert max(found.values()) < allowed, (case, found)
+
+
+Shape = tuple[int, int, int, int]
+
+
+def norm_both_ways(shape: Shape, with_shortcut: bool, twice: bool) -> list[Tensor]:
+    """Outputs and gradients of the operator, of numbers that a seed makes."""
+    draws = torch.Generator("cuda").manual_seed(0)
+
+    def image() -> Tensor:
+        values = torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=draws)
+        return values.contiguous(memory_format=torch.channels_last)
+
+    x, shortcut, dy, dy2 = image() + 3, image(), image(), image()
+    weight, bias, mean, var = torch.rand(4, shape[1], device="cuda", generator=draws) + 0.5
+    given = shortcut if with_shortcut else None
+    out, stats = batch_norm_ops.bn(x, weight, bias, mean, var, 0.1, 1e-5, given, True)
+    kept = out if with_shortcut else None
+    found = batch_norm_ops.bn_backward(dy, dy2 if twice else None, x, kept, stats, True)
+    return [out, stats, *found]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((3, 16, 5, 5), id="one program"),
+        pytest.param((512, 64, 8, 8), id="every program a block of rows"),
+        pytest.param((130, 80, 9, 9), id="a block that is not full"),
+        pytest.param((256, 256, 8, 8), id="several blocks of rows"),
+        pytest.param((512, 256, 8, 8), id="wide blocks"),
+        pytest.param((512, 2048, 1, 1), id="many channels"),
+    ],
+)
+@pytest.mark.parametrize("with_shortcut", [False, True])
+def test_one_launch_does_what_several_do(monkeypatch: pytest.MonkeyPatch, shape: Shape, with_shortcut: bool) -> None:
+    for twice in (False, True):
+        together = norm_both_ways(shape, with_shortcut, twice)
+        for _ in range(20):  # a race would not show each time
+            again = norm_both_ways(shape, with_shortcut, twice)
+            assert all(torch.equal(one, other) for one, other in zip(together, again, strict=True))
+        monkeypatch.setattr(batch_norm_cooperative, "_SHARE_OF_L2", 0.0)
+        apart = norm_both_ways(shape, with_shortcut, twice)
+        monkeypatch.undo()
+        for one, other in zip(together, apart, strict=True):
+            distance = (one.double() - other.double()).norm() / other.double().norm()
+            assert distance < 2e-3, (twice, distance)
+
+
+def test_gradients_on_two_streams_are_those_of_one() -> None:
+    draws = torch.Generator("cuda").manual_seed(0)
+    x, weight = (torch.randn(64, 64, size, size, device="cuda", generator=draws).bfloat16() for size in (8, 3))
+    x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+    dy = torch.randn_like(x)
+    exact = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), weight.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    for _ in range(50):
+        found = convolution.convolution_backward(dy, x, weight, [1, 1], [1, 1], [1, 1], 1)
+        for one, other in zip(found, exact, strict=False):
+            assert (one.double() - other).norm() / other.norm() < 5e-3
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torchvision import models
 
+from hotloop.kernels.convolution import split_gradients
 from hotloop.kernels.fuse import fused
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -54,6 +56,23 @@ def test_known_networks_are_fused(name: str, stems: int, norms: int) -> None:
     names = [node.target for node in ours.graph.nodes if str(node.target).startswith("fused")]  # type: ignore[union-attr]
     assert sum(str(name).startswith("fused_stem") for name in names) == stems
     assert sum(str(name).startswith("fused_norm") for name in names) == pytest.approx(norms, abs=2)
+
+
+@pytest.mark.parametrize(("images", "ours"), [(2, 1), (400, 0)])
+def test_gradients_of_small_convolutions_go_side_by_side(images: int, ours: int) -> None:
+    def backward(dy: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
+        gradients: list[Tensor | None] = torch.ops.aten.convolution_backward(
+            dy, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+        return gradients[:2]
+
+    x, weight = torch.zeros(images, 16, 32, 32), torch.zeros(16, 16, 3, 3)
+    traced = make_fx(backward, tracing_mode="fake")(x, x, weight)
+    split_gradients(traced.graph)
+    traced.graph.lint()
+    targets = [node.target for node in traced.graph.nodes]
+    assert targets.count(torch.ops.hotloop.convolution_backward.default) == ours
+    assert targets.count(torch.ops.aten.convolution_backward.default) == 1 - ours
 
 
 def test_weights_are_the_models_own() -> None:

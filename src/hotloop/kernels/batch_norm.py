@@ -102,11 +102,10 @@ def keep_statistics(first, second, c, base, variance, weight, bias, stats, M, C,
 
 
 @triton.jit
-def normalise_rows(x, scale, shift, other, other_stats, out, rows, c, M, C, SUM: tl.constexpr, RELU: tl.constexpr):
+def put_normalised(value, scale, shift, other, other_stats, out, place, inside, c, C,
+                   SUM: tl.constexpr, RELU: tl.constexpr):  # fmt: skip
     """The output relu(scale x + shift + other), SUM 0: no other, 1: as it is, 2: normalised by its own statistics."""
-    inside = (rows < M)[:, None]
-    place = rows[:, None].to(tl.int64) * C + c[None, :]
-    y = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    y = value * scale[None, :] + shift[None, :]
     if SUM >= 1:
         added = tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
         if SUM == 2:
@@ -118,17 +117,35 @@ def normalise_rows(x, scale, shift, other, other_stats, out, rows, c, M, C, SUM:
 
 
 @triton.jit
-def sum_gradient_rows(dy, dy2, x, out, stats, other, other_stats, g_out, partial, program, c, M, G, C,
-                      MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr,
-                      BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
-    """Sums of g and g (x - mean) into `partial` (G, 3, C), g being the masked gradient; kept in g_out if KEEP.
+def masked_gradient(dy, dy2, x, out, scale, shift, g_out, place, inside,
+                    MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr):  # fmt: skip
+    """The gradient before the ReLU, g, kept in g_out if KEEP; and x.
 
     MASK 0: none, 1: where bn(x) > 0, 2: where out > 0. TWO: the gradient is dy + dy2, of an output used twice.
     """
-    mean = tl.load(stats + c)[None, :]
+    g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if TWO:
+        g += tl.load(dy2 + place, mask=inside, other=0.0).to(tl.float32)
     if MASK == 1:
-        scale = tl.load(stats + 2 * C + c)[None, :]
-        shift = tl.load(stats + 3 * C + c)[None, :]
+        g = tl.where(value * scale + shift > 0.0, g, 0.0)
+    if MASK == 2:
+        g = tl.where(tl.load(out + place, mask=inside, other=0.0).to(tl.float32) > 0.0, g, 0.0)
+    if KEEP:
+        rounded = g.to(g_out.dtype.element_ty)
+        tl.store(g_out + place, rounded, mask=inside)
+        g = rounded.to(tl.float32)
+    return g, value
+
+
+@triton.jit
+def sum_gradient_rows(dy, dy2, x, out, stats, other, other_stats, g_out, partial, program, c, M, G, C,
+                      MASK: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr,
+                      BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    """Sums of g and g (x - mean) over a program's rows, put into `partial` (G, 3, C)."""
+    mean = tl.load(stats + c)[None, :]
+    scale = tl.load(stats + 2 * C + c)[None, :]
+    shift = tl.load(stats + 3 * C + c)[None, :]
     if SUM == 2:
         other_mean = tl.load(other_stats + c)[None, :]
         third = tl.zeros([BM, BC], tl.float32)
@@ -138,18 +155,7 @@ def sum_gradient_rows(dy, dy2, x, out, stats, other, other_stats, g_out, partial
         rows = tile * BM + tl.arange(0, BM)
         inside = (rows < M)[:, None]
         place = rows[:, None].to(tl.int64) * C + c[None, :]
-        g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        if TWO:
-            g += tl.load(dy2 + place, mask=inside, other=0.0).to(tl.float32)
-        if MASK == 1:
-            g = tl.where(value * scale + shift > 0.0, g, 0.0)
-        if MASK == 2:
-            g = tl.where(tl.load(out + place, mask=inside, other=0.0).to(tl.float32) > 0.0, g, 0.0)
-        if KEEP:
-            rounded = g.to(g_out.dtype.element_ty)
-            tl.store(g_out + place, rounded, mask=inside)
-            g = rounded.to(tl.float32)
+        g, value = masked_gradient(dy, dy2, x, out, scale, shift, g_out, place, inside, MASK, TWO, KEEP)
         first += g
         second += g * (value - mean)
         if SUM == 2:
@@ -176,15 +182,8 @@ def keep_coefficients(sum_g, sum_gx, c, stats, result, M, C, keep):
 
 
 @triton.jit
-def differentiate_rows(g_in, x, stats, a, b, d, dx, rows, c, M, C, MASK: tl.constexpr):
-    """The gradient dx = a g + b x + d; MASK as in `sum_gradient_rows`, 0 if g is masked already."""
-    inside = (rows < M)[:, None]
-    place = rows[:, None].to(tl.int64) * C + c[None, :]
-    g = tl.load(g_in + place, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    if MASK == 1:
-        y = value * tl.load(stats + 2 * C + c)[None, :] + tl.load(stats + 3 * C + c)[None, :]
-        g = tl.where(y > 0.0, g, 0.0)
+def put_gradient(g, value, a, b, d, dx, place, inside):
+    """The gradient of x, a g + b x + d."""
     tl.store(dx + place, (g * a[None, :] + value * b[None, :] + d[None, :]).to(dx.dtype.element_ty), mask=inside)
 
 
@@ -207,8 +206,11 @@ def _normalise(x, stats, other, other_stats, out, M, C, SUM: tl.constexpr, RELU:
                BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = (rows < M)[:, None]
+    place = rows[:, None].to(tl.int64) * C + c[None, :]
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     scale, shift = tl.load(stats + 2 * C + c), tl.load(stats + 3 * C + c)
-    normalise_rows(x, scale, shift, other, other_stats, out, rows, c, M, C, SUM, RELU)
+    put_normalised(value, scale, shift, other, other_stats, out, place, inside, c, C, SUM, RELU)
 
 
 @triton.jit
@@ -231,16 +233,22 @@ def _coefficients(partial, stats, result, M, G, C, WHICH: tl.constexpr, BG: tl.c
 @triton.jit
 def _input_gradient(g_in, x, stats, coefficients, dx, other, other_coefficients, d_other, M, C,
                     MASK: tl.constexpr, SUM: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):  # fmt: skip
-    """The gradient of x, and the same for the other input."""
+    """The gradient of x, and the same for the other input; MASK 0 if g_in is masked already."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = (rows < M)[:, None]
+    place = rows[:, None].to(tl.int64) * C + c[None, :]
+    scale = tl.load(stats + 2 * C + c)[None, :]
+    shift = tl.load(stats + 3 * C + c)[None, :]
+    g, value = masked_gradient(g_in, g_in, x, x, scale, shift, dx, place, inside, MASK, False, False)
     a, b, d = (tl.load(coefficients + c), tl.load(coefficients + C + c),
                tl.load(coefficients + 2 * C + c))  # fmt: skip
-    differentiate_rows(g_in, x, stats, a, b, d, dx, rows, c, M, C, MASK)
+    put_gradient(g, value, a, b, d, dx, place, inside)
     if SUM == 2:
         a, b, d = (tl.load(other_coefficients + c), tl.load(other_coefficients + C + c),
                    tl.load(other_coefficients + 2 * C + c))  # fmt: skip
-        differentiate_rows(g_in, other, stats, a, b, d, d_other, rows, c, M, C, 0)
+        value = tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
+        put_gradient(g, value, a, b, d, d_other, place, inside)
 
 
 def channels_last(x: Tensor) -> Tensor:

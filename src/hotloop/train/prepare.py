@@ -14,6 +14,7 @@ from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
 from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.blocks import has_batch_norm, recompute_activations
+from hotloop.train.compiler import Compiled
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
 from hotloop.train.loop import prepares_in_step
 from hotloop.train.optimizer import make_optimizer
@@ -141,13 +142,18 @@ def _make_step(
     )
     in_step, padded, device = prepares_in_step(task), job.data.last_batch == "pad", job.device
 
+    def ready(batch: Tensors) -> Tensors:
+        return task.prepare(source.expand(batch) if source else batch, training=True)
+
+    ready_quickly = Compiled(ready, "the preparation of batches", notify) if in_step and job.speed.compile else ready
+
     def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
         valid = batch[VALID] if padded else None
         if padded:
             batch = {name: tensor for name, tensor in batch.items() if name != VALID}
         if in_step:
             with torch.autocast(device, enabled=False):  # positions in bf16 are off by 0.2 of 224 pixels
-                batch = task.prepare(source.expand(batch) if source else batch, training=True)
+                batch = ready_quickly(batch)
         if valid is not None:
             batch = task.ignore(batch, valid)
         return task.loss(task.forward(model, batch), batch)

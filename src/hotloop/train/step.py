@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hotloop.core.errors import HotloopError
 from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
-from hotloop.train.compiler import compile_model, compiler_errors, first_break, undo_compile
+from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
 from hotloop.train.loss_ring import LossRing
@@ -356,8 +356,7 @@ class Step:
             self._compiled_update = None
             fuse_again(self.optimizer)
         self._capture_failed()
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        self._notify(f"the model does not compile and runs as it stands: {type(error).__name__}: {lines[0]}")
+        self._notify(f"the model does not compile and runs as it stands: {first_words(error)}")
 
     def _is_fresh(self, first: bool, last: bool) -> bool:
         """Whether backward makes new gradients and the update uses them up: nothing to zero, nothing to keep."""
