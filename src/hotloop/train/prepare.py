@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
@@ -24,7 +25,7 @@ from hotloop.train.random_state import seed_everything
 from hotloop.train.resolve import Choice, apply_settings, choose_compile, resolve
 from hotloop.train.schedule import make_schedule
 from hotloop.train.source import ArraySource
-from hotloop.train.step import Step, StepSettings
+from hotloop.train.step import Loss, Step, StepSettings
 
 
 @dataclass(frozen=True)
@@ -140,25 +141,35 @@ def _make_step(
         recover=job.speed.recover,
         pad_to=job.data.batch_size if job.data.last_batch == "pad" else 0,
     )
-    in_step, padded, device = prepares_in_step(task), job.data.last_batch == "pad", job.device
+    return Step(model, _make_loss(job, task, source, notify), optimizer, schedule, settings, notify)
+
+
+def _make_loss(job: Job, task: Task, source: ArraySource | None, notify: Callable[[str], None]) -> Loss:
+    """From a batch as it arrives to its loss; what is not the model's own part is compiled as the model is."""
+
+    def compiled(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+        return Compiled(function, what, notify) if job.speed.compile else function
 
     def ready(batch: Tensors) -> Tensors:
         return task.prepare(source.expand(batch) if source else batch, training=True)
 
-    ready_quickly = Compiled(ready, "the preparation of batches", notify) if in_step and job.speed.compile else ready
+    in_step, padded, device = prepares_in_step(task), job.data.last_batch == "pad", job.device
+    prepare = compiled(ready, "the preparation of batches")
+    loss_of = compiled(task.loss, "the loss")
 
-    def loss(model: nn.Module, batch: Tensors) -> torch.Tensor:
+    def loss(model: nn.Module, batch: Tensors) -> Tensor:
         valid = batch[VALID] if padded else None
         if padded:
             batch = {name: tensor for name, tensor in batch.items() if name != VALID}
         if in_step:
             with torch.autocast(device, enabled=False):  # positions in bf16 are off by 0.2 of 224 pixels
-                batch = ready_quickly(batch)
+                batch = prepare(batch)
         if valid is not None:
             batch = task.ignore(batch, valid)
-        return task.loss(task.forward(model, batch), batch)
+        value: Tensor = loss_of(task.forward(model, batch), batch)
+        return value
 
-    return Step(model, loss, optimizer, schedule, settings, notify)
+    return loss
 
 
 def count_steps(job: Job, samples: int) -> int:
