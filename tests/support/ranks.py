@@ -9,6 +9,7 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - unused: with a parameter that nothing uses.
 - wrapped: DDP inside another module.
 - uneven: the second part of a window has one sample.
+- apart: gradients are averaged after backward, as captured steps do it.
 
 Writes losses and weights to FOLDER/rank-RANK.json.
 """
@@ -110,6 +111,8 @@ def main() -> None:
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.5)
     step = Step(model, loss, optimizer, settings=StepSettings(clip_norm=0.5), notify=told.append)
+    if variant == "apart":
+        step._ranks.apart = True
     data = torch.Generator().manual_seed(1)
     values, error = [], ""
     for _ in range(16):

@@ -43,6 +43,7 @@ class Executor:
     Attributes:
         reason: why nothing is captured any more; empty while it may be.
         replays: calls that were replays of a graph.
+        paused: work runs as it stands for now, and does not count as warm-up.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Executor:
     ) -> None:
         self.reason = "" if capture else "switched off"
         self.replays = 0
+        self.paused = False
         self._plain = device.type != "cuda"
         self._compiled = compiled
         self._warm_up = warm_up
@@ -77,14 +79,14 @@ class Executor:
         shape = (spec, *[_describe(leaf) for leaf in leaves])
         key = (place, shape)
         self._shapes[shape] += 1
-        rare = self._compiled and not self._is_common(shape)
+        rare = self._compiled and bool(leaves) and not self._is_common(shape)
         if graph := self._graphs.get(key):
             self.replays += 1
             return graph.replay(leaves)
         if rare:
             self._say_rare(shape)
             work = partial(_uncompiled, work)
-        if self.reason:
+        if self.reason or self.paused:
             return work(batch)
         self._calls[key] += 1
         if self._calls[key] < self._warm_up:

@@ -33,6 +33,7 @@ class Ranks:
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
+        apart: gradients stay where they are in every window, and `average` is called after backward.
     """
 
     def __init__(self, model: nn.Module, recover: bool) -> None:
@@ -42,6 +43,7 @@ class Ranks:
         self.several = distributed.is_initialized() and distributed.get_world_size(group) > 1
         talks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
+        self.apart = False
         self._left = _CAUTIOUS_WINDOWS
         self._group: Any = None
         if self._recover:  # a group of its own: what the user's code sends is not taken for ours
@@ -53,22 +55,41 @@ class Ranks:
         """Whether the present window is."""
         return self._recover and self._left > 0 and not (self._ddp and self._ddp._join_config.enable)
 
+    def obstacle(self, parameters: list[Tensor]) -> str:
+        """Why gradients of these, the optimizer's, cannot be averaged after backward; empty if they can."""
+        ddp = self._ddp
+        if ddp is None:
+            return "ranks talk to each other without DistributedDataParallel"
+        if any(isinstance(module, nn.SyncBatchNorm) for module in ddp.modules()):
+            return "SyncBatchNorm lets ranks talk in the forward pass"
+        if ddp.static_graph or ddp.find_unused_parameters:
+            return "DistributedDataParallel has static_graph or find_unused_parameters"
+        if ddp._comm_hooks or ddp._join_config.enable:
+            return "DistributedDataParallel has a communication hook, or joins"
+        own = {id(parameter) for parameter in self._parameters()}
+        if any(parameter.requires_grad and id(parameter) not in own for parameter in parameters):
+            return "the optimizer has weights that the ranks do not share"
+        hooked = any(parameter._post_accumulate_grad_hooks or parameter._backward_hooks for parameter in parameters)
+        return "weights have hooks" if hooked else ""
+
     def begin(self) -> None:
         """Start a window, or start it again: buffers become those of the first rank, as DDP does it.
 
         DDP would do it in the forward pass, and not as often on a rank whose forward pass broke off.
         """
-        if self.cautious and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
+        ours = self.cautious or self.apart
+        if ours and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
             self._ddp._sync_buffers()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Run forward and backward inside; gradients are averaged in it at the end of a window that is not cautious."""
-        averages = self.several and last and not self.cautious
+        """Run forward and backward inside; at a window's end they average gradients, unless that is done after it."""
+        ours = self.cautious or self.apart
+        averages = self.several and last and not ours
         if self._ddp is None or self._ddp.static_graph or averages:
             yield
             return
-        if self.cautious:
+        if ours:
             self._ddp.require_forward_param_sync = False
         with self._ddp.no_sync():
             yield
@@ -81,30 +102,36 @@ class Ranks:
             HotloopError: another rank cannot go on; or memory runs out here.
         """
         parameters = self._parameters()
-        code, *used = self._exchange([0.0, *[float(parameter.grad is not None) for parameter in parameters]])
+        code, *used = self.largest([0.0, *[float(parameter.grad is not None) for parameter in parameters]])
         if code == _SMALLER:
             raise PeerOutOfMemory("another rank ran out of memory")
         if code == _STOP:
             raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
-        size = distributed.get_world_size(self._group)
         try:
             for parameter in (parameter for parameter, some in zip(parameters, used, strict=True) if some):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                distributed.all_reduce(parameter.grad, group=self._group)
-                parameter.grad.div_(size)
+                self.average([parameter.grad])
         except torch.OutOfMemoryError as error:
             raise no_room("what ranks exchange does not", str(error)) from error
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Make each the mean over the ranks; all ranks call this with the same shapes."""
+        assert self._ddp is not None
+        group: Any = self._ddp.process_group
+        for tensor in tensors:
+            tensor.div_(distributed.get_world_size(group))
+            distributed.all_reduce(tensor, group=group)
 
     def tell(self, stop: bool) -> None:
         """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""
         if self.cautious:
-            self._exchange([_STOP if stop else _SMALLER, *[0.0] * len(self._parameters())])
+            self.largest([_STOP if stop else _SMALLER, *[0.0] * len(self._parameters())])
 
     def window_done(self) -> None:
         """Count a window."""
         self._left = max(0, self._left - 1)
-        if self._recover and self._ddp and not self._left:
+        if self._ddp and not self.cautious and not self.apart:
             self._ddp.require_forward_param_sync = True
 
     def start_again(self) -> None:
@@ -117,13 +144,14 @@ class Ranks:
         named = self._ddp.module.named_parameters()
         return [parameter for name, parameter in named if parameter.requires_grad and name not in ignored]
 
-    def _exchange(self, values: list[float]) -> list[float]:
+    def largest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks."""
         assert self._ddp is not None
         numbers = torch.tensor(values, device=next(self._ddp.parameters()).device)
-        distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._group)
-        largest: list[float] = numbers.tolist()
-        return largest
+        group = self._group or self._ddp.process_group
+        distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=group)
+        found: list[float] = numbers.tolist()
+        return found
 
 
 def inner(model: nn.Module) -> nn.Module:

@@ -22,12 +22,14 @@ from hotloop.train.blocks import has_batch_norm
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
+from hotloop.train.flat import FlatGradients
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
 from hotloop.train.ranks import PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
+from hotloop.train.trial import Trial
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> mean loss over the batch, a scalar."""
@@ -120,8 +122,8 @@ class Step:
         )
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings.recover)
-        if self._keeps_gradients and self._ranks.several:  # on two H200 such a run did not end in a minute
-            self._executor.give_up("what ranks tell each other is not captured yet")
+        self._trial = self._trial_of_ranks() if captures and self._ranks.several else None
+        self._flat: FlatGradients | None = None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -141,6 +143,12 @@ class Step:
         self._compiled_update = compiled_update(optimizer) if compiled else None
         if self._rates.obstacle:
             notify(f"the optimizer's step is not captured into the CUDA graph: {self._rates.obstacle}")
+
+    def _trial_of_ranks(self) -> Trial | None:
+        if obstacle := self._ranks.obstacle(self._parameters()):
+            self._executor.give_up(obstacle)
+            return None
+        return Trial(self._ranks, self._executor.give_up)
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -201,6 +209,9 @@ class Step:
     def run(self, batch: Any, share: float = 1.0, last: bool = True) -> None:
         """As calling it; the loss of the window stays in `losses`."""
         self._window.append((batch, share))
+        if len(self._window) == 1 and self._trial:
+            self._trial.begin()
+        self._executor.paused = self._ranks.several and (self._ranks.cautious or not self._ranks.apart)
         try:
             self._watch_constants()
             if last:
@@ -223,7 +234,7 @@ class Step:
     def _drop_gradients(self) -> None:
         """Those of the window so far, and the graphs that write to them."""
         self.optimizer.zero_grad()
-        self._gradients, self._attached = [], False
+        self._gradients, self._attached, self._flat = [], False, None
         self._forget_scaling()
         self._executor.forget()
 
@@ -233,8 +244,10 @@ class Step:
         self.losses.written()
         self.number += 1
         self._ranks.window_done()
+        if self._trial:
+            self._trial.end()
         if self._pieces.step_done():
-            self._ranks.start_again()
+            self._start_ranks_again()
             self._executor.forget()
             self._notify(f"step {self.number}: trying pieces of twice the size again")
 
@@ -292,12 +305,18 @@ class Step:
         if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return
         self._make_smaller(self._window[part][0], message, elsewhere)
-        self._ranks.start_again()
+        self._start_ranks_again()
         for buffer, before in self._before:
             buffer.copy_(before)
         text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
         normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
         self._notify(text + normalised)
+
+    def _start_ranks_again(self) -> None:
+        """The pieces have another size."""
+        self._ranks.start_again()
+        if self._trial:
+            self._trial.restart()
 
     def _make_smaller(self, batch: Any, message: str, elsewhere: bool) -> None:
         if elsewhere:
@@ -345,9 +364,31 @@ class Step:
             self._looked_for_breaks = True
             if reason := first_break():
                 self._notify(f"torch.compile could not take the model in one piece: {reason}")
+        if last and self._averages_apart:
+            self._finish_apart()
         if last and self._rates.obstacle:
             self._update()
         return value
+
+    @property
+    def _averages_apart(self) -> bool:
+        """Whether ranks average their gradients between two graphs: one of the batch, one of the update."""
+        return self._ranks.apart and not self._ranks.cautious
+
+    def _finish_apart(self) -> None:
+        """The end of a window whose gradients are each rank's own so far."""
+        assert self._flat is not None
+        self._ranks.average(self._flat.tensors)
+        if self._rates.obstacle:
+            self._finish_attached(())
+        else:
+            self._executor.run("finish", (), self._finish_attached)
+
+    def _finish_attached(self, batch: tuple[()]) -> Tensor:
+        assert self._flat is not None
+        self._flat.attach()
+        self._finish(self._sum)
+        return self._sum
 
     def _go_on_uncompiled(self, error: Exception) -> None:
         undo_compile(self.model)
@@ -360,7 +401,7 @@ class Step:
 
     def _is_fresh(self, first: bool, last: bool) -> bool:
         """Whether backward makes new gradients and the update uses them up: nothing to zero, nothing to keep."""
-        return first and last and not self._rates.obstacle
+        return (first and last and not self._rates.obstacle) or self._averages_apart
 
     def _attach_gradients(self, kept: bool) -> None:
         """Let the gradients be the tensors that captured windows share, or none."""
@@ -380,22 +421,37 @@ class Step:
             with self.autocast():
                 loss = self._loss(self.model, batch)
             _check_scalar(loss)
-            # As the gradient of the loss, share and scale cost no kernel of their own.
-            loss.float().backward(self._scaler.scale(self._share))  # type: ignore[no-untyped-call]
+            self._backward(loss.float(), first)
         value = loss.detach().float()
         value = value * self._share if weighted else value
-        if not (first and last):
+        if not (first and last) or self._averages_apart:
             self._sum.copy_(value) if first else self._sum.add_(value)
-        if last:
+        if last and not self._averages_apart:
             if self._keeps_gradients and not self._is_fresh(first, last):
                 self._gradients = [parameter.grad for parameter in self._parameters()]
             if self._ranks.cautious:
                 self._ranks.agree()
-            if not self._rates.obstacle:
-                self._update()
-            self.losses.write(value if first else self._sum)
-            self._counter.advance()
+            self._finish(value if first else self._sum)
         return value
+
+    def _backward(self, loss: Tensor, first: bool) -> None:
+        # As the gradient of the loss, share and scale cost no kernel of their own.
+        scale = self._scaler.scale(self._share)
+        if not self._averages_apart:
+            loss.backward(scale)  # type: ignore[no-untyped-call]
+            return
+        # Not backward(): DistributedDataParallel holds on to nodes that add up gradients on the stream where it was
+        # made, which a capture on another one cannot follow.
+        if self._flat is None:
+            self._flat = FlatGradients([parameter for parameter in self._parameters() if parameter.requires_grad])
+        self._flat.put(torch.autograd.grad(loss, self._flat.parameters, scale), first)
+
+    def _finish(self, loss: Tensor) -> None:
+        """What ends a window on the device, once its gradients are complete."""
+        if not self._rates.obstacle:
+            self._update()
+        self.losses.write(loss)
+        self._counter.advance()
 
     def _parameters(self) -> list[Tensor]:
         """What the optimizer changes; the model may hold more, and the optimizer some that the model does not."""

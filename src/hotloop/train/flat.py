@@ -1,0 +1,56 @@
+"""Gradients side by side in one tensor for each type, so that ranks average them in one message."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 16
+"""Elements at whose multiples a gradient begins, for kernels that read several at once."""
+
+
+class FlatGradients:
+    """Gradients of parameters, in tensors that stay where they are.
+
+    Args:
+        parameters: whose gradients; all on one device.
+
+    Attributes:
+        tensors: one for each type, 1-dimensional.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.tensors: list[Tensor] = []
+        self._views: dict[int, Tensor] = {}
+        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+            alike = [parameter for parameter in parameters if parameter.dtype is dtype]
+            starts = [0]
+            for parameter in alike:
+                starts.append(-(-(starts[-1] + parameter.numel()) // _ALIGNED) * _ALIGNED)
+            flat = torch.zeros(starts[-1], dtype=dtype, device=alike[0].device)
+            self.tensors.append(flat)
+            for parameter, start in zip(alike, starts, strict=False):
+                self._views[id(parameter)] = _view(flat[start : start + parameter.numel()], parameter)
+
+    def put(self, gradients: Sequence[Tensor], first: bool) -> None:
+        """Take the gradients of a piece of a window, in the order of the parameters; added unless it is the first."""
+        views = self._in_order()
+        if first:
+            torch._foreach_copy_(views, list(gradients))
+        else:
+            torch._foreach_add_(views, list(gradients))
+
+    def attach(self) -> None:
+        """Let them be the parameters' gradients."""
+        for parameter, view in zip(self.parameters, self._in_order(), strict=True):
+            parameter.grad = view
+
+    def _in_order(self) -> list[Tensor]:
+        return [self._views[id(parameter)] for parameter in self.parameters]
+
+
+def _view(numbers: Tensor, parameter: Tensor) -> Tensor:
+    """As the parameter lies in memory, where that has no gaps: optimizers want both alike."""
+    dense = torch.empty_like(parameter).stride() == parameter.stride()
+    return numbers.as_strided(parameter.size(), parameter.stride()) if dense else numbers.view(parameter.size())

@@ -1,0 +1,69 @@
+"""Ranks average their gradients while backward runs, or after it in a captured step: the faster way is found out."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from hotloop.train.ranks import Ranks
+
+_SETTLE, _TIMED = 10, 5
+"""Windows of each way: first those in which compilation, cuDNN's search and captures happen, then those that count."""
+
+
+class Trial:
+    """Tries both ways, some windows each, and stays with the faster one.
+
+    `DistributedDataParallel` averages gradients while backward runs, but what its hooks send cannot be captured
+    reliably: it wants to be made on the stream of the capture, all ranks would have to replay alike, and a graph that
+    still holds such messages lets `destroy_process_group` wait for ever
+    (https://github.com/pytorch/pytorch/issues/115388). Averaged after backward, between two graphs, none of that
+    matters, and the host launches next to nothing; but nothing hides the time of the message. Small models gain, large
+    ones on a slow network lose.
+
+    Args:
+        stay: called with the reason when gradients are averaged during backward after all.
+    """
+
+    def __init__(self, ranks: Ranks, stay: Callable[[str], None]) -> None:
+        self._ranks = ranks
+        self._stay = stay
+        self._windows = 0
+        self._seconds: dict[bool, list[float]] = {False: [], True: []}
+        self._started = 0.0
+
+    def begin(self) -> None:
+        """A window starts."""
+        if self._is_timed:
+            torch.cuda.synchronize()
+            self._started = time.perf_counter()
+
+    def end(self) -> None:
+        """It is done, on the host; all ranks call this for the same window."""
+        if self._is_timed:
+            torch.cuda.synchronize()
+            self._seconds[self._ranks.apart].append(time.perf_counter() - self._started)
+        self._windows += 1
+        if self._windows == _SETTLE + _TIMED:
+            self._ranks.apart = True
+            self._ranks.start_again()
+        elif self._windows == 2 * (_SETTLE + _TIMED):
+            during, after = self._ranks.largest([statistics.median(self._seconds[way]) for way in (False, True)])
+            if during < after:
+                self._ranks.apart = False
+                self._stay(
+                    f"gradients averaged while backward runs take {1000 * during:.2f} ms a step, captured and averaged "
+                    f"after it {1000 * after:.2f} ms"
+                )
+
+    def restart(self) -> None:
+        """The work of a window has changed."""
+        if self._windows < 2 * (_SETTLE + _TIMED):
+            self._windows, self._ranks.apart = 0, False
+            self._seconds = {False: [], True: []}
+
+    @property
+    def _is_timed(self) -> bool:
+        phase = self._windows // (_SETTLE + _TIMED)
+        return phase < 2 and self._windows % (_SETTLE + _TIMED) >= _SETTLE
