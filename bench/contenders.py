@@ -16,6 +16,8 @@ from torch.nn import functional
 import hotloop
 
 Train = Callable[[], object]
+Spread = Callable[[nn.Module], nn.Module]
+"""Puts a model on several ranks."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ def captured(step: Callable[[], object], warm_up: int) -> torch.cuda.CUDAGraph:
 
 def hand_written(
     make: Callable[[], nn.Module], image: Image, device: str, dtype: torch.dtype | None, channels_last: bool,
-    compile_mode: str | None, fused: bool,
+    compile_mode: str | None, fused: bool, spread: Spread = lambda model: model,
 ) -> Train:  # fmt: skip
     """The loop that guides show, in one of its variants."""
     model = make().to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = spread(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
     network = torch.compile(model, mode=compile_mode) if compile_mode else model
     scaler = torch.amp.GradScaler(device, enabled=dtype is torch.float16)
@@ -82,15 +85,18 @@ def hand_written(
     return train
 
 
-def hotloop_step(make: Callable[[], nn.Module], image: Image, device: str, own_kernels: bool = True) -> Train:
+def hotloop_step(
+    make: Callable[[], nn.Module], image: Image, device: str, own_kernels: bool = True,
+    spread: Spread = lambda model: model, told: Callable[[str], None] = print,
+) -> Train:  # fmt: skip
     """The same through `hotloop.Step`, as `train` sets it up on a GPU for a long run."""
-    model = make().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = spread(make().to(device, memory_format=torch.channels_last))  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     compiled = "model" if device == "cuda" else ""
     settings = hotloop.StepSettings(precision="bf16", compile=compiled, own_kernels=own_kernels)
     step = hotloop.Step(
         model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]), optimizer,
-        lambda number: 1 / (1 + number), settings,
+        lambda number: 1 / (1 + number), settings, told,
     )  # fmt: skip
     batch = image.draw(device, channels_last=True)
     return lambda: step.run(batch)

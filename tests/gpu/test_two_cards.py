@@ -14,6 +14,7 @@ def test_two_cards_train_as_one(tmp_path: Path, window: int, most: int) -> None:
     one = train_together(tmp_path / "one", 1, window, device="cuda")[0]
     two = train_together(tmp_path / "two", 2, window, most, device="cuda")
     assert [rank["pieces"] for rank in two] == ([4, 4] if most == 3 else [1, 1])
-    assert all("not captured yet" in rank["not_captured"] for rank in two)
+    # Two layers' time is the host's; in pieces of one sample the first windows are tried anew.
+    assert most == 3 or all(rank["captured"] for rank in two), two[0]["told"]
     assert two[0]["weights"] == two[1]["weights"]
     assert two[0]["weights"] == pytest.approx(one["weights"], abs=1e-3)

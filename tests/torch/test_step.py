@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import cnn
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hotloop import HotloopError, Step, StepSettings
+from hotloop.train.flat import FlatGradients
 from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, cut
 
@@ -474,3 +477,28 @@ def test_averages_follow_tensors_that_come_later() -> None:
         step(batch)
     assert isinstance(step.averaged, Table)
     assert step.averaged.table.tolist() == [2.0] * 3
+
+
+@given(shapes=st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=6), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_flat_gradients_are_the_gradients(shapes: list[list[int]], seed: int) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    parameters = [nn.Parameter(torch.randn(shape, generator=draws).to(_DTYPES[len(shape) % 2])) for shape in shapes]
+    if len(shapes[0]) == 4:
+        parameters[0].data = parameters[0].data.contiguous(memory_format=torch.channels_last)
+    flat = FlatGradients(parameters)
+    pieces = [[torch.randn(shape, generator=draws) for shape in shapes] for _ in range(2)]
+    for window in range(2):  # the second finds what the first has left
+        for number, piece in enumerate(pieces):
+            flat.put([part.to(own.dtype) for part, own in zip(piece, parameters, strict=True)], number == 0)
+        flat.attach()
+        for parameter, one, other in zip(parameters, *pieces, strict=True):
+            assert parameter.grad is not None
+            assert parameter.grad.stride() == parameter.stride()
+            assert torch.allclose(parameter.grad.float(), one + other, atol=0.05), window
+    for tensor in flat.tensors:
+        tensor.mul_(2)
+    assert torch.allclose(parameters[0].grad.float(), 2 * (pieces[0][0] + pieces[1][0]), atol=0.1)  # type: ignore[union-attr]
+
+
+_DTYPES = (torch.float32, torch.bfloat16)

@@ -22,7 +22,7 @@ from hotloop.train.blocks import has_batch_norm
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor
-from hotloop.train.flat import FlatGradients
+from hotloop.train.gradients import Gradients
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.padding import pad
@@ -111,6 +111,7 @@ class Step:
         self._counter = Counter(self._device)
         self.losses = LossRing(self._counter, self._device)
         self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
+        self._gradients = Gradients(optimizer)
         self._rates = Rates(optimizer, schedule, self._counter, captures)
         self._scaler = GradScaler(self._device.type, enabled=settings.precision == "fp16")
         self._average = Averaged(inner(model), settings.ema) if settings.ema else None
@@ -123,7 +124,6 @@ class Step:
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings.recover)
         self._trial = self._trial_of_ranks() if captures and self._ranks.several else None
-        self._flat: FlatGradients | None = None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -131,8 +131,6 @@ class Step:
         self._skipped = torch.zeros((), device=self._device)
         self._latest = self._sum
         self._window: list[tuple[Any, float]] = []
-        self._gradients: list[Tensor | None] = []
-        self._attached = False
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._constants = self._constants_now()
         self._changes = 0
@@ -145,7 +143,7 @@ class Step:
             notify(f"the optimizer's step is not captured into the CUDA graph: {self._rates.obstacle}")
 
     def _trial_of_ranks(self) -> Trial | None:
-        if obstacle := self._ranks.obstacle(self._parameters()):
+        if obstacle := self._ranks.obstacle(self._gradients.parameters()):
             self._executor.give_up(obstacle)
             return None
         return Trial(self._ranks, self._executor.give_up)
@@ -233,8 +231,7 @@ class Step:
 
     def _drop_gradients(self) -> None:
         """Those of the window so far, and the graphs that write to them."""
-        self.optimizer.zero_grad()
-        self._gradients, self._attached, self._flat = [], False, None
+        self._gradients.drop()
         self._forget_scaling()
         self._executor.forget()
 
@@ -313,7 +310,6 @@ class Step:
         self._notify(text + normalised)
 
     def _start_ranks_again(self) -> None:
-        """The pieces have another size."""
         self._ranks.start_again()
         if self._trial:
             self._trial.restart()
@@ -346,9 +342,7 @@ class Step:
         if share != self._share_on_host:
             self._share.fill_(share)
             self._share_on_host = share
-        kept = self._keeps_gradients and not self._is_fresh(first, last)
-        if kept != self._attached:
-            self._attach_gradients(kept)
+        self._gradients.attach(self._keeps(first, last))
         if self.settings.pad_to:
             batch = pad(batch, self._pieces.size(self.settings.pad_to))
         place: Hashable = (first, last, share == 1.0)
@@ -377,18 +371,19 @@ class Step:
 
     def _finish_apart(self) -> None:
         """The end of a window whose gradients are each rank's own so far."""
-        assert self._flat is not None
-        self._ranks.average(self._flat.tensors)
-        if self._rates.obstacle:
-            self._finish_attached(())
-        else:
-            self._executor.run("finish", (), self._finish_attached)
+        flat = self._gradients.flat
+        assert flat is not None
+        self._ranks.average(flat.tensors)
 
-    def _finish_attached(self, batch: tuple[()]) -> Tensor:
-        assert self._flat is not None
-        self._flat.attach()
-        self._finish(self._sum)
-        return self._sum
+        def finish(batch: tuple[()]) -> Tensor:
+            flat.attach()
+            self._finish(self._sum)
+            return self._sum
+
+        if self._rates.obstacle:
+            finish(())
+        else:
+            self._executor.run("finish", (), finish)
 
     def _go_on_uncompiled(self, error: Exception) -> None:
         undo_compile(self.model)
@@ -399,52 +394,36 @@ class Step:
         self._capture_failed()
         self._notify(f"the model does not compile and runs as it stands: {first_words(error)}")
 
-    def _is_fresh(self, first: bool, last: bool) -> bool:
-        """Whether backward makes new gradients and the update uses them up: nothing to zero, nothing to keep."""
-        return (first and last and not self._rates.obstacle) or self._averages_apart
-
-    def _attach_gradients(self, kept: bool) -> None:
-        """Let the gradients be the tensors that captured windows share, or none."""
-        if kept and self._gradients:
-            for parameter, gradient in zip(self._parameters(), self._gradients, strict=True):
-                parameter.grad = gradient
-            self._attached = True
-        elif not kept:
-            self.optimizer.zero_grad()
-            self._attached = False
+    def _keeps(self, first: bool, last: bool) -> bool:
+        """Whether graphs share gradients; not if the update of the same graph uses them up, or if they are flat."""
+        fresh = first and last and not self._rates.obstacle
+        return self._keeps_gradients and not fresh and not self._averages_apart
 
     def _work(self, batch: Any, first: bool, last: bool, weighted: bool) -> Tensor:
         """What a graph holds: all that is done on the device for one piece."""
-        if first and self._attached:
-            torch._foreach_zero_([gradient for gradient in self._gradients if gradient is not None])
+        if first:
+            self._gradients.zero()
         with self._ranks.backward(last):
             with self.autocast():
                 loss = self._loss(self.model, batch)
             _check_scalar(loss)
-            self._backward(loss.float(), first)
+            # As the gradient of the loss, share and scale cost no kernel of their own.
+            scale = self._scaler.scale(self._share)
+            if self._averages_apart:
+                self._gradients.flatten(loss.float(), scale, first)
+            else:
+                loss.float().backward(scale)  # type: ignore[no-untyped-call]
         value = loss.detach().float()
         value = value * self._share if weighted else value
         if not (first and last) or self._averages_apart:
             self._sum.copy_(value) if first else self._sum.add_(value)
         if last and not self._averages_apart:
-            if self._keeps_gradients and not self._is_fresh(first, last):
-                self._gradients = [parameter.grad for parameter in self._parameters()]
+            if self._keeps(first, last):
+                self._gradients.keep()
             if self._ranks.cautious:
                 self._ranks.agree()
             self._finish(value if first else self._sum)
         return value
-
-    def _backward(self, loss: Tensor, first: bool) -> None:
-        # As the gradient of the loss, share and scale cost no kernel of their own.
-        scale = self._scaler.scale(self._share)
-        if not self._averages_apart:
-            loss.backward(scale)  # type: ignore[no-untyped-call]
-            return
-        # Not backward(): DistributedDataParallel holds on to nodes that add up gradients on the stream where it was
-        # made, which a capture on another one cannot follow.
-        if self._flat is None:
-            self._flat = FlatGradients([parameter for parameter in self._parameters() if parameter.requires_grad])
-        self._flat.put(torch.autograd.grad(loss, self._flat.parameters, scale), first)
 
     def _finish(self, loss: Tensor) -> None:
         """What ends a window on the device, once its gradients are complete."""
@@ -453,14 +432,10 @@ class Step:
         self.losses.write(loss)
         self._counter.advance()
 
-    def _parameters(self) -> list[Tensor]:
-        """What the optimizer changes; the model may hold more, and the optimizer some that the model does not."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
     def _capture_failed(self) -> None:
         """Gradients that a capture made were never computed."""
-        if not self._attached:
-            self.optimizer.zero_grad()
+        if not self._gradients.attached:
+            self._gradients.release()
         self._forget_scaling()
 
     def _forget_scaling(self) -> None:
@@ -478,7 +453,7 @@ class Step:
             self._rates.apply()
             if self.settings.clip_norm:
                 self._scaler.unscale_(self.optimizer)
-                nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip_norm)
+                nn.utils.clip_grad_norm_(self._gradients.parameters(), self.settings.clip_norm)
             if self._scaler.is_enabled():
                 before = self._scaler.scale(self._one)
                 self._scaler.step(self.optimizer)
@@ -491,8 +466,7 @@ class Step:
                 self.optimizer.step()
         except torch.OutOfMemoryError as error:
             raise no_room("the optimizer's state does not", str(error)) from error
-        self.optimizer.zero_grad()
-        self._attached = False
+        self._gradients.release()
         if self._average is not None:
             self._average.update()
 

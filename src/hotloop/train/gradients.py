@@ -1,0 +1,70 @@
+"""Where gradients are between backward and the update."""
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hotloop.train.flat import FlatGradients
+
+
+class Gradients:
+    """The gradients of an optimizer's parameters, in one of three ways.
+
+    - Fresh: one backward pass makes them and the update of the same graph uses them up.
+    - Kept: tensors that several graphs share; attached to the parameters while a window needs them.
+    - Flat: side by side, for ranks that average them between two graphs.
+
+    Attributes:
+        attached: whether the kept ones are the parameters' at present.
+        flat: once a window has made them.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.attached = False
+        self.flat: FlatGradients | None = None
+        self._optimizer = optimizer
+        self._kept: list[Tensor | None] = []
+
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer changes; the model may hold more, and the optimizer some that the model does not."""
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def drop(self) -> None:
+        """Forget all of them."""
+        self.release()
+        self._kept, self.flat = [], None
+
+    def release(self) -> None:
+        """Leave the parameters without gradients; what is kept stays."""
+        self._optimizer.zero_grad()
+        self.attached = False
+
+    def attach(self, kept: bool) -> None:
+        """Let the parameters' gradients be the kept tensors, if there are any yet; or none."""
+        if kept == self.attached:
+            return
+        if not kept:
+            self.release()
+        elif self._kept:
+            for parameter, gradient in zip(self.parameters(), self._kept, strict=True):
+                parameter.grad = gradient
+            self.attached = True
+
+    def zero(self) -> None:
+        """Begin a window with the kept ones, if they are attached."""
+        if self.attached:
+            torch._foreach_zero_([gradient for gradient in self._kept if gradient is not None])
+
+    def keep(self) -> None:
+        """Let those that the parameters have be the kept ones."""
+        self._kept = [parameter.grad for parameter in self.parameters()]
+
+    def flatten(self, loss: Tensor, scale: Tensor, first: bool) -> None:
+        """Put the gradient of `loss` times `scale` into the flat ones, or add it unless it is a window's first.
+
+        Not with backward(): DistributedDataParallel holds on to nodes that add up gradients on the stream where it was
+        made, which a capture on another one cannot follow.
+        """
+        if self.flat is None:
+            self.flat = FlatGradients([parameter for parameter in self.parameters() if parameter.requires_grad])
+        self.flat.put(torch.autograd.grad(loss, self.flat.parameters, scale), first)
