@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from contenders import Train, figures, measure, ratios
-from record import publish
+from record import add_device, publish
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda")
+    add_device(parser)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_float32_matmul_precision("high")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from contenders import captured, synchronize
-from record import Figure, publish
+from record import Figure, add_device, publish
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=int, default=3000, help="steps a pass")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda")
+    add_device(parser)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     steps, rounds, device = arguments.steps, arguments.rounds, arguments.device

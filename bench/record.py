@@ -1,5 +1,6 @@
 """What every benchmark writes down: figures with spread and n, versions, machine, date, command."""
 
+import argparse
 import hashlib
 import json
 import statistics
@@ -51,6 +52,16 @@ def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, timeout=10, check=False)
     return found.stdout.strip() or "unknown"
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`: without a GPU a bench only shows that it runs, with tiny sizes, and records nothing."""
+    import torch  # not above: some benches need none
+
+    found = torch.cuda.is_available()
+    if not found:
+        print("no GPU here: tiny sizes on the CPU, figures that mean nothing, nothing recorded", file=sys.stderr)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if found else "cpu")
 
 
 def record(name: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from contenders import Image, captured, figures, hand_written, hotloop_step, measure, ratios, synchronize
-from record import Figure, record
+from record import Figure, add_device, record
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all without")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda")
+    add_device(parser)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.backends.cudnn.benchmark = True

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from contenders import Image, Train, figures, hand_written, hotloop_step, measure, ratios
-from record import publish
+from record import add_device, publish
 from step import resnet
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda")
+    add_device(parser)
     arguments = parser.parse_args()
     size = torch.cuda.device_count() if arguments.device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
