@@ -90,6 +90,26 @@ def cross_entropy(device: str, dtype: torch.dtype) -> dict[str, float]:
     return {"losses": error(losses, expected), "gradient": error(logits, exact.grad)}
 
 
+def not_finite(device: str, dtype: torch.dtype) -> dict[str, float]:
+    """Where NaN and Inf go, in the batch that has them and in the next one: 0 if where they go in the plain layers."""
+    from hotloop.kernels.fuse import fused
+
+    torch.manual_seed(0)
+    model = Pair(16, "relu").to(device)
+    plain = copy.deepcopy(model).double()
+    ours = fused(model, dtype)
+    assert ours is not None
+    found = {}
+    for batch in ("spoiled", "next"):
+        x = torch.randn(3, 16, 5, 6, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        if batch == "spoiled":
+            x[0, 1, 2, 3], x[1, 4, 0, 0] = torch.nan, torch.inf
+        mine, exact = ours(x, x), plain(x.double(), x.double())
+        found[batch] = float((mine.isnan() != exact.isnan()).any())
+        found[f"{batch}, running"] = float((model.norm.running_var.isnan() != plain.norm.running_var.isnan()).any())
+    return found
+
+
 def all_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
     found = {}
     for kind, channels, size in (("relu", 16, 5), ("relu", 80, 3), ("shortcut", 64, 7), ("both", 128, 4)):
@@ -102,6 +122,7 @@ def all_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
         torch.manual_seed(0)
         images = torch.randn(2, 3, *size, device=device).contiguous(memory_format=torch.channels_last)
         found[f"stem {size[0]} x {size[1]}"] = compare(Stem().to(device), [images], dtype, wants_gradient=False)
+    found["not finite"] = not_finite(device, dtype)
     found["cross entropy"] = cross_entropy(device, dtype)
     return found
 

@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 from hotloop.kernels.convolution import split_gradients
@@ -32,6 +36,7 @@ def test_the_operators_equal_the_plain_layers() -> None:
         "both 128",
         "stem 18 x 21",
         "stem 33 x 16",
+        "not finite",
         "cross entropy",
     }
     assert max(error for case in errors.values() for error in case.values()) < 1e-5, errors
@@ -83,10 +88,75 @@ def test_weights_are_the_models_own() -> None:
     assert {id(parameter) for parameter in ours.parameters()} == own
 
 
-def test_what_cannot_be_traced_is_left() -> None:
-    class Decides(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum() > 0 else -x
+class Normed(nn.Module):
+    """A layer that would be fused, if only its pass could be written down."""
 
-    assert fused(Decides(), torch.bfloat16) is None
+    def __init__(self, kind: str = "plain") -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm = nn.BatchNorm2d(16)
+        self.register_buffer("mean", torch.zeros(()))
+        self.seen: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        surroundings: dict[str, Any] = {
+            "without gradients": torch.no_grad, "saved otherwise": torch.autograd.graph.save_on_cpu,
+            "other precision": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        }  # fmt: skip
+        if self.kind == "decides" and x.sum() > 0:
+            return x
+        with surroundings.get(self.kind, nullcontext)():
+            if self.kind == "recomputed":
+                x = checkpoint(torch.tanh, x, use_reentrant=False)
+            x = torch.tanh(x)
+        y: Tensor = functional.relu(self.norm(x))
+        if self.kind == "unused in place":
+            self.mean.mul_(0.9).add_(y.mean())
+        if self.kind == "read afterwards":
+            z = x
+            z += y
+            y = z + x
+        if self.kind == "sets":
+            self.seen = y
+        return y + torch.rand(1) if self.kind == "draws" else y
+
+
+class Masked(Normed):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x)
+        return y if mask is None else y * mask
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["without gradients", "other precision", "saved otherwise", "recomputed", "decides", "unused in place",
+     "read afterwards", "sets", "draws"],
+)  # fmt: skip
+def test_a_pass_that_a_graph_would_change_is_left_alone(kind: str) -> None:
+    assert fused(Normed(), torch.bfloat16) is not None
+    model = Normed(kind)
+    assert fused(model, torch.bfloat16) is None
+    assert model.seen is None
+
+
+def test_models_with_optional_arguments_hooks_or_frozen_layers_are_left_alone() -> None:
+    assert fused(Masked(), torch.bfloat16) is None
+    hooked, frozen = Normed(), Normed()
+    hooked.norm.register_forward_hook(lambda *_: None)
+    assert fused(hooked, torch.bfloat16) is None
+    frozen.norm.eval()
+    assert fused(frozen, torch.bfloat16) is None
     assert fused(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 1, 1), (1, 16, 4, 4), (2, 1, 4, 4), (16, 1, 1)])
+def test_a_sum_of_other_shapes_is_left_to_the_plain_layers(shape: tuple[int, ...]) -> None:
+    class Added(Normed):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+            return functional.relu(self.norm(x) + y)
+
+    model = Added()
+    ours = fused(model, torch.float32)
+    assert ours is not None
+    x, y = torch.randn(2, 16, 4, 4), torch.randn(shape)
+    assert torch.equal(ours(x, y), model(x, y))

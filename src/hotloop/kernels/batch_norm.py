@@ -50,9 +50,16 @@ def _blocks(kind: tuple[int, int, int], x: Tensor) -> tuple[int, int, int, int, 
 
 
 @triton.jit
+def sums_around(base, c):
+    """What sums are taken around: the running mean, unless a batch that was not finite has spoiled it for good."""
+    mean = tl.load(base + c)
+    return tl.where(tl.abs(mean) < 1e30, mean, 0.0)
+
+
+@triton.jit
 def sum_rows(x, base, partial, program, c, M, G, C, BM: tl.constexpr, BC: tl.constexpr):
     """Sums of x - base and of its square over a program's rows, put into `partial` (G, 2, C)."""
-    around = tl.load(base + c)[None, :]
+    around = sums_around(base, c)[None, :]
     first = tl.zeros([BM, BC], tl.float32)
     second = tl.zeros([BM, BC], tl.float32)
     for tile in range(program, tl.cdiv(M, BM), G):
@@ -83,10 +90,9 @@ def collect(partial, c, G, C, WIDTH: tl.constexpr, WHICH: tl.constexpr, BG: tl.c
 @triton.jit
 def keep_statistics(first, second, c, base, variance, weight, bias, stats, M, C, momentum, eps, keep):
     """From the sums to scale and shift; mean and new running values are stored with them if `keep`."""
-    around = tl.load(base + c)
     distance = first / M
-    mean = around + distance
-    var = tl.maximum(second / M - distance * distance, 0.0)
+    mean = sums_around(base, c) + distance
+    var = tl.maximum(second / M - distance * distance, 0.0, propagate_nan=tl.PropagateNan.ALL)
     rstd = 1.0 / tl.sqrt(var + eps)
     scale = tl.load(weight + c) * rstd
     shift = tl.load(bias + c) - mean * scale
@@ -95,8 +101,8 @@ def keep_statistics(first, second, c, base, variance, weight, bias, stats, M, C,
         tl.store(stats + C + c, rstd)
         tl.store(stats + 2 * C + c, scale)
         tl.store(stats + 3 * C + c, shift)
-        tl.store(stats + 4 * C + c, around * (1.0 - momentum) + momentum * mean)
-        unbiased = var * (M / (M - 1.0))
+        tl.store(stats + 4 * C + c, tl.load(base + c) * (1.0 - momentum) + momentum * mean)
+        unbiased = var * (M / tl.maximum(M - 1.0, 1.0))
         tl.store(stats + 5 * C + c, tl.load(variance + c) * (1.0 - momentum) + momentum * unbiased)
     return scale, shift
 
@@ -112,7 +118,7 @@ def put_normalised(value, scale, shift, other, other_stats, out, place, inside, 
             added = added * tl.load(other_stats + 2 * C + c)[None, :] + tl.load(other_stats + 3 * C + c)[None, :]
         y += added
     if RELU:
-        y = tl.maximum(y, 0.0)
+        y = tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -261,7 +267,7 @@ def statistics(
 ) -> Tensor:
     """The batch's statistics of x, channels last, and the running values after it: (6, C)."""
     rows, channels, block_rows, block_columns, shared = _blocks(_SUMS, x)
-    partial = torch.empty(shared, 2, channels, device=x.device)
+    partial = torch.empty(shared, 2, channels, dtype=torch.float32, device=x.device)
     grid = (shared, channels // block_columns)
     _sums[grid](x, mean, partial, rows, shared, channels, block_rows, block_columns, num_warps=4)
     return finish_statistics(partial, weight, bias, mean, var, rows, momentum, eps)
@@ -272,7 +278,7 @@ def finish_statistics(
 ) -> Tensor:
     """From sums of x - mean and their squares, (G, 2, C), to the statistics."""
     shared, _, channels = partial.shape
-    stats = torch.empty(6, channels, device=partial.device)
+    stats = torch.empty(6, channels, dtype=torch.float32, device=partial.device)
     grid = (channels // 16,)
     _statistics[grid](partial, mean, var, weight, bias, stats, rows, shared, momentum, eps, channels, 256, num_warps=4)
     return stats
@@ -299,7 +305,7 @@ def gradient(
         count: pixels that the statistics were of; those of x without.
     """
     rows, channels, block_rows, block_columns, shared = _blocks(_BACKWARD_SUMS, x)
-    partial = torch.empty(shared, 3, channels, device=x.device)
+    partial = torch.empty(shared, 3, channels, dtype=torch.float32, device=x.device)
     g = torch.empty_like(x) if keep else dy
     kind = 0 if other_stats is None else 2
     grid = (shared, channels // block_columns)
@@ -319,7 +325,7 @@ def gradient(
     )
     found = []
     for which, of in ((1, stats), (2, other_stats)):
-        result = torch.empty(5, channels, device=x.device)
+        result = torch.empty(5, channels, dtype=torch.float32, device=x.device)
         if of is not None:
             _coefficients[(channels // 16,)](
                 partial, of, result, count or rows, shared, channels, which, 256, num_warps=4

@@ -54,7 +54,7 @@ def _forward(x, base, variance, weight, bias, stats, other, other_stats, out, pa
     place = rows[:, None].to(tl.int64) * C + c[None, :]
     if ONE:
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        distance = tl.where(inside, value - tl.load(base + c)[None, :], 0.0)
+        distance = tl.where(inside, value - passes.sums_around(base, c)[None, :], 0.0)
         tl.store(partial + (program * 2) * C + c, tl.sum(distance, 0))
         tl.store(partial + (program * 2 + 1) * C + c, tl.sum(distance * distance, 0))
     else:
@@ -153,13 +153,13 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """relu(bn(x) + other), channels last, and the statistics (6, C)."""
     blocks = _blocks(x)
-    partial = torch.empty(blocks.shared, 2, blocks.channels, device=x.device)
-    stats = torch.empty(6, blocks.channels, device=x.device)
+    partial = torch.empty(blocks.shared, 2, blocks.channels, dtype=torch.float32, device=x.device)
+    stats = torch.empty(6, blocks.channels, dtype=torch.float32, device=x.device)
     out = torch.empty_like(x)
     kind = 0 if other is None else 1 if other_stats is None else 2
     tensors: Any = (x, mean, var, weight, bias, stats, passes.either(other, x), passes.either(other_stats, stats), out)
     _forward[blocks.grid](
-        *tensors, partial, _arrivals(x.device.index), blocks.rows, blocks.shared, blocks.channels, momentum, eps,
+        *tensors, partial, _arrivals_of(x.device), blocks.rows, blocks.shared, blocks.channels, momentum, eps,
         kind, relu, blocks.one, blocks.block_rows, blocks.block_columns,
         num_warps=_WARPS, launch_cooperative_grid=True,
     )  # fmt: skip
@@ -171,13 +171,13 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of x, coefficients (5, C), and the masked gradient: dy itself unless `keep`."""
     blocks = _blocks(x)
-    partial = torch.empty(blocks.shared, 3, blocks.channels, device=x.device)
-    coefficients = torch.empty(5, blocks.channels, device=x.device)
+    partial = torch.empty(blocks.shared, 3, blocks.channels, dtype=torch.float32, device=x.device)
+    coefficients = torch.empty(5, blocks.channels, dtype=torch.float32, device=x.device)
     dx = torch.empty_like(x)
     g = torch.empty_like(x) if keep else dy
     tensors: Any = (dy, passes.either(dy2, dy), x, passes.either(out, x), stats, g, dx, partial, coefficients)
     _backward[blocks.grid](
-        *tensors, _arrivals(x.device.index), blocks.rows, blocks.shared, blocks.channels, mask, dy2 is not None, keep,
+        *tensors, _arrivals_of(x.device), blocks.rows, blocks.shared, blocks.channels, mask, dy2 is not None, keep,
         blocks.one, blocks.block_rows, blocks.block_columns, num_warps=_WARPS, launch_cooperative_grid=True,
     )  # fmt: skip
     return dx, coefficients, g
@@ -202,7 +202,14 @@ def _properties(device: int) -> Any:
     return torch.cuda.get_device_properties(device)
 
 
+def _arrivals_of(device: torch.device) -> Tensor:
+    return _arrivals(device.index, torch.cuda.current_stream(device).cuda_stream)
+
+
 @functools.cache
-def _arrivals(device: int) -> Tensor:
-    """A barrier for each block of columns; kept for good, as captured graphs hold its address."""
+def _arrivals(device: int, stream: int) -> Tensor:
+    """A barrier for each block of columns, for each stream, whose launches follow one another.
+
+    Kept for good, as captured graphs hold its address.
+    """
     return torch.zeros(_properties(device).multi_processor_count, dtype=torch.int32, device=f"cuda:{device}")

@@ -25,6 +25,7 @@ def bn(
     shortcut: Tensor | None, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """relu(bn(x) + shortcut), channels last, and the statistics."""
+    check_shapes(x, shortcut)
     x = kernels.channels_last(x)
     added = None if shortcut is None else kernels.channels_last(shortcut)
     if cooperative.suits(x):
@@ -38,7 +39,7 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float,
     shortcut: Tensor | None, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _like(x), mean.new_empty(6, x.shape[1])
+    return _like(x), _rows(x, 6)
 
 
 @torch.library.custom_op("hotloop::bn_backward", mutates_args=())
@@ -61,7 +62,7 @@ def bn_backward(
 
 @bn_backward.register_fake
 def _(dy: Tensor, dy2: Tensor | None, x: Tensor, out: Tensor | None, stats: Tensor, relu: bool) -> list[Tensor]:
-    return [_like(x), stats.new_empty(5, x.shape[1]), *([] if out is None else [_like(x)])]
+    return [_like(x), _rows(x, 5), *([] if out is None else [_like(x)])]
 
 
 def _bn_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -96,6 +97,7 @@ def bn_add_bn(
     x2: Tensor, weight2: Tensor, bias2: Tensor, mean2: Tensor, var2: Tensor, momentum2: float, eps2: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """relu(bn(x) + bn(x2)), channels last, and both statistics."""
+    check_shapes(x, x2)
     x, x2 = kernels.channels_last(x), kernels.channels_last(x2)
     stats2 = kernels.statistics(x2, weight2, bias2, mean2, var2, momentum2, eps2)
     if cooperative.suits(x):
@@ -110,7 +112,7 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float,
     x2: Tensor, weight2: Tensor, bias2: Tensor, mean2: Tensor, var2: Tensor, momentum2: float, eps2: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _like(x), mean.new_empty(6, x.shape[1]), mean.new_empty(6, x.shape[1])
+    return _like(x), _rows(x, 6), _rows(x, 6)
 
 
 @torch.library.custom_op("hotloop::bn_add_bn_backward", mutates_args=())
@@ -129,8 +131,7 @@ def bn_add_bn_backward(
 def _(
     dy: Tensor, dy2: Tensor | None, x: Tensor, out: Tensor, stats: Tensor, x2: Tensor, stats2: Tensor
 ) -> list[Tensor]:
-    channels = x.shape[1]
-    return [_like(x), stats.new_empty(5, channels), _like(x), stats.new_empty(5, channels)]
+    return [_like(x), _rows(x, 5), _like(x), _rows(x, 5)]
 
 
 def _two_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -159,6 +160,24 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
+def check_shapes(x: Tensor, other: Tensor | None) -> None:
+    """The kernels read both as one.
+
+    Raises:
+        ValueError: they have different shapes.
+    """
+    if other is not None and other.shape != x.shape:
+        raise ValueError(f"x has shape {tuple(x.shape)}, what is added to it {tuple(other.shape)}")
+
+
+def _rows(x: Tensor, count: int) -> Tensor:
+    return x.new_empty(count, x.shape[1], dtype=torch.float32)
+
+
+def _has_shape_of(total: fx.Node, part: Any) -> bool:
+    return isinstance(part, fx.Node) and part.meta["val"].shape == total.meta["val"].shape
+
+
 def fold_sums(graph: fx.Graph) -> None:
     """Where a backward operator is given the sum of two gradients, give it both: the sum then costs no pass.
 
@@ -175,6 +194,6 @@ def fold_sums(graph: fx.Graph) -> None:
             continue
         total: Any = node.args[0]
         is_sum = isinstance(total, fx.Node) and total.target is torch.ops.aten.add.Tensor and not total.kwargs
-        if is_sum and len(total.users) == 1 and all(isinstance(part, fx.Node) for part in total.args):
+        if is_sum and len(total.users) == 1 and all(_has_shape_of(total, part) for part in total.args):
             node.args = (*total.args, *node.args[2:])
             graph.erase_node(total)

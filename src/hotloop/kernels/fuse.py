@@ -13,6 +13,7 @@ from hotloop.kernels import batch_norm, batch_norm_ops, convolution, stem
 from hotloop.kernels.batch_norm_ops import fold_sums
 from hotloop.kernels.convolution import split_gradients
 from hotloop.kernels.stem import arranged_weight
+from hotloop.kernels.trace import trace
 
 _RELUS = (functional.relu, torch.relu)
 _SUMS = (operator.add, operator.iadd, torch.add)
@@ -28,11 +29,10 @@ def fused(model: nn.Module, dtype: torch.dtype) -> Callable[..., Any] | None:
         dtype: what the convolutions compute in.
 
     Returns:
-        None if there is nothing to fuse, or the model cannot be traced.
+        None if there is nothing to fuse, or the model cannot be traced for sure.
     """
-    try:
-        traced = fx.symbolic_trace(model)
-    except Exception:  # control flow that depends on data; the model is compiled as it is
+    traced = trace(model)
+    if traced is None:
         return None
     found = _fuse_stems(traced, dtype) + _fuse_norms(traced, dtype)
     if not found:
@@ -75,6 +75,9 @@ class _Norm(nn.Module):
         self.norm, self.relu, self.dtype = norm, relu, dtype
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        if not _fits(x, shortcut):
+            y = self.norm(x) if shortcut is None else self.norm(x) + shortcut
+            return functional.relu(y) if self.relu else y
         arguments = (x.to(self.dtype), *_numbers(self.norm), shortcut, self.relu)
         out, stats = torch.ops.hotloop.bn(*arguments)
         _keep(self.norm, stats)
@@ -90,6 +93,8 @@ class _TwoNorms(nn.Module):
         self.norm, self.norm2, self.dtype = norm, norm2, dtype
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if not _fits(x, y):
+            return functional.relu(self.norm(x) + self.norm2(y))
         first = (x.to(self.dtype), *_numbers(self.norm))
         out, stats, stats2 = torch.ops.hotloop.bn_add_bn(*first, y.to(self.dtype), *_numbers(self.norm2))
         _keep(self.norm, stats)
@@ -106,7 +111,7 @@ class _Stem(nn.Module):
         self.conv, self.norm, self.pool, self.dtype = conv, norm, pool, dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:  # the operator has no gradient for it
+        if x.requires_grad or not x.numel():  # the operator has no gradient for it
             plain: Tensor = self.pool(functional.relu(self.norm(self.conv(x))))
             return plain
         weight = arranged_weight(self.conv.weight).to(self.dtype)
@@ -114,6 +119,11 @@ class _Stem(nn.Module):
         _keep(self.norm, stats)
         result: Tensor = out
         return result
+
+
+def _fits(x: Tensor, other: Tensor | None) -> bool:
+    """Whether the operators take it: more than one pixel a channel, and what is added has its shape."""
+    return x.ndim == 4 and x.numel() > x.shape[1] and (other is None or other.shape == x.shape)
 
 
 def _numbers(norm: nn.BatchNorm2d) -> tuple[Any, ...]:

@@ -48,7 +48,7 @@ def _convolve(patches, weight, base, y, partial, P, G, SH, SW, OH, OW, BM: tl.co
     program = tl.program_id(0)
     k = tl.arange(0, 64)
     c = tl.arange(0, 64)
-    around = tl.load(base + c)[None, :]
+    around = norm.sums_around(base, c)[None, :]
     first = tl.zeros([64], tl.float32)
     second = tl.zeros([64], tl.float32)
     for tile in range(program, tl.cdiv(P, BM), G):
@@ -90,8 +90,9 @@ def _pool(y, stats, out, chosen, which, P, OH, OW, PH, PW, BM: tl.constexpr):
         w = 2 * pw - 1 + d % 3
         there = ((h >= 0) & (h < OH) & (w >= 0) & (w < OW) & inside)[:, None]
         value = tl.load(y + (((n * OH + h) * OW + w) * 64)[:, None] + c[None, :], mask=there, other=0.0).to(tl.float32)
-        z = tl.maximum(value * scale + shift, 0.0).to(y.dtype.element_ty).to(tl.float32)
-        take = tl.where(there, z, -1.0) > best
+        z = tl.maximum(value * scale + shift, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        z = tl.where(there, z.to(y.dtype.element_ty).to(tl.float32), -1.0)
+        take = (z > best) | (z != z)  # NaN too, as torch has it
         best = tl.where(take, z, best)
         best_value = tl.where(take, value, best_value)
         best_place = tl.where(take, d, best_place)
@@ -194,7 +195,7 @@ def stem(
     pixels = sizes.n * oh * ow
     rows, warps, programs = _CONVOLUTION
     programs = min(programs, triton.cdiv(pixels, rows))
-    partial = torch.empty(programs, 2, 64, device=x.device)
+    partial = torch.empty(programs, 2, 64, dtype=torch.float32, device=x.device)
     shape: Any = (pixels, programs, sh, sw, oh, ow)
     # One stage: with Triton's default of three the blocks take more shared memory than there is.
     _convolve[(programs,)](patches, weight, mean, y, partial, *shape, rows, num_warps=warps, num_stages=1)
@@ -210,7 +211,7 @@ def _(
     x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> list[Tensor]:
     patches, y, out, chosen, which = _room(x, weight.dtype, _Sizes(x.shape[0], *x.shape[2:]))
-    return [out, patches, y, chosen, which, mean.new_empty(6, 64)]
+    return [out, patches, y, chosen, which, mean.new_empty(6, 64, dtype=torch.float32)]
 
 
 def _room(x: Tensor, dtype: torch.dtype, sizes: _Sizes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -239,7 +240,7 @@ def stem_backward(
     g, coefficients, _ = norm.gradient(dy, dy2, chosen, None, stats, None, None, 1, True, pixels)
     rows, warps, programs = _WEIGHT
     programs = min(programs, triton.cdiv(pixels, rows))
-    partial = torch.empty(programs, 4, 64, 64, device=y.device)
+    partial = torch.empty(programs, 4, 64, 64, dtype=torch.float32, device=y.device)
     shape: Any = (pixels, programs, sh, sw, oh, ow, ph, pw)
     grid = (programs,)
     _weight_gradient[grid](patches, y, g, which, coefficients, partial, *shape, rows, num_warps=warps, num_stages=1)
@@ -251,7 +252,7 @@ def _(
     dy: Tensor, dy2: Tensor | None, patches: Tensor, y: Tensor, chosen: Tensor, which: Tensor, stats: Tensor,
     height: int, width: int,
 ) -> list[Tensor]:  # fmt: skip
-    return [stats.new_empty(4, 64, 64), stats.new_empty(5, 64)]
+    return [stats.new_empty(4, 64, 64, dtype=torch.float32), stats.new_empty(5, 64, dtype=torch.float32)]
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:

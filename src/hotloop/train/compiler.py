@@ -51,7 +51,8 @@ def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) 
 
 
 def _fused(model: nn.Module, dtype: torch.dtype) -> Callable[..., Any] | None:
-    if find_spec("triton") is None or torch.cuda.get_device_capability() < (8, 0):
+    device = next(model.parameters()).device
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     from hotloop.kernels.fuse import fused
 
@@ -63,9 +64,10 @@ def _compile_in_place(module: nn.Module, fused: Callable[..., Any] | None) -> No
     the compiler leaves alone unless other code calls them.
     """
     call: Callable[..., Any] = module._call_impl
+    parts = list(module.modules())
 
     def call_module(*arguments: Any, **named: Any) -> Any:
-        if fused is not None and module.training:
+        if fused is not None and all(part.training for part in parts):
             return fused(*arguments, **named)
         return call(*arguments, **named)
 
