@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hotloop.train.memory import memory_report as memory_report
     from hotloop.train.preemption import Preemption as Preemption
     from hotloop.train.step import Step as Step
-    from hotloop.train.step import StepSettings as StepSettings
+    from hotloop.train.step_settings import StepSettings as StepSettings
     from hotloop.train.training import train_job as train_job
 
 _HOMES = {
@@ -54,7 +54,7 @@ _HOMES = {
     "memory_report": "train.memory",
     "Preemption": "train.preemption",
     "Step": "train.step",
-    "StepSettings": "train.step",
+    "StepSettings": "train.step_settings",
     "train_job": "train.training",
 }
 

@@ -33,7 +33,9 @@ class ImageClassification(Task):
         assert isinstance(job.task, ImagesTask)
         self.settings = job.task
         self._layout = torch.channels_last if job.speed.channels_last is True else torch.contiguous_format
-        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.settings.mean, self.settings.std))
+        device = "cpu" if job.device == "auto" else job.device  # there before the first batch, or each would copy them
+        self._mean, self._scale = (255 * mean).to(device), (1 / (255 * std)).to(device)
 
     @property
     def prepare_is_pure(self) -> bool:  # type: ignore[override]
@@ -85,7 +87,7 @@ class ImageClassification(Task):
             images_BCHW = self._middle(images_BCHW)
         if training and self._randaugment:
             images_BCHW = self._randaugment(images_BCHW.to(torch.uint8))
-        mean, scale = self._normalisation(images_BCHW.device)
+        mean, scale = self._mean.to(images_BCHW.device), self._scale.to(images_BCHW.device)
         images_BCHW = ((images_BCHW.float() - mean) * scale).contiguous(memory_format=self._layout)
         if training and self._mix and len(labels) > 1:
             images_BCHW, labels = self._mix(images_BCHW, labels)
@@ -125,12 +127,6 @@ class ImageClassification(Task):
     def _crops(self) -> Crops:
         augment = self.settings.augment
         return Crops(augment.crop_scale, augment.crop_ratio, augment.flip, augment.shift)
-
-    def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._constants:
-            mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.settings.mean, self.settings.std))
-            self._constants[device] = ((255 * mean).to(device), (1 / (255 * std)).to(device))
-        return self._constants[device]
 
     @cached_property
     def _randaugment(self) -> v2.Transform | None:

@@ -41,13 +41,19 @@ def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) 
             f"{type(model).__name__} holds no two modules of one class with weights in several layers",
             "--set speed.compile=true",
         )
+    _set_up_compiler()
+    for part in parts:
+        _compile_in_place(part, _fused(part, dtype) if dtype and how == "model" else None)
+
+
+def _set_up_compiler() -> None:
     import torch._dynamo.config  # not above: loading it takes two seconds
 
     # The limit is for one piece of code in the whole process, and past it that code silently runs uncompiled. Which
     # shapes are compiled is decided by the step, and said; what is left to count are the models of one process.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
-    for part in parts:
-        _compile_in_place(part, _fused(part, dtype) if dtype and how == "model" else None)
+    # An assert would become one on the device, after which no checkpoint can be written.
+    torch._dynamo.config.rewrite_assert_with_torch_assert = False
 
 
 def _fused(model: nn.Module, dtype: torch.dtype) -> Callable[..., Any] | None:
@@ -84,28 +90,23 @@ def _options() -> dict[str, Any]:
 
 
 class Compiled:
-    """A function compiled for fixed shapes; where it does not compile, that is said and it runs as it stands.
-
-    Its first call runs as it stands, so that constants which it makes once are not a part of what is compiled.
-    """
+    """A function compiled for fixed shapes; where it does not compile, that is said and it runs as it stands."""
 
     def __init__(self, function: Callable[..., Any], what: str, notify: Callable[[str], None]) -> None:
         self._function = function
         self._what = what
         self._notify = notify
         self._compiled = torch.compile(function, dynamic=False)
-        self._called = False
+        _set_up_compiler()
 
     def __call__(self, *arguments: Any) -> Any:
-        if not self._called:
-            self._called = True
-            return self._function(*arguments)
         try:
             return self._compiled(*arguments)
         except compiler_errors() as error:
+            found = self._function(*arguments)  # raises what is wrong with this batch, if that was the reason
             self._compiled = self._function
             self._notify(f"{self._what} does not compile and runs as it stands: {first_words(error)}")
-            return self._function(*arguments)
+            return found
 
 
 def first_words(error: Exception) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hotloop.train.compiler import without_compiler
+from hotloop.train.pieces import release
 from hotloop.train.probe import probe, where_raised
 
 Work = Callable[[Any], Tensor]
@@ -44,6 +45,7 @@ class Executor:
         reason: why nothing is captured any more; empty while it may be.
         replays: calls that were replays of a graph.
         paused: work runs as it stands for now, and does not count as warm-up.
+        captures_alone: memory that runs out in a capture is no reason to repeat the work, as other ranks go on.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Executor:
     ) -> None:
         self.reason = "" if capture else "switched off"
         self.replays = 0
-        self.paused = False
+        self.paused = self.captures_alone = False
         self._plain = device.type != "cuda"
         self._compiled = compiled
         self._warm_up = warm_up
@@ -78,14 +80,14 @@ class Executor:
         leaves, spec = _flatten(batch)
         shape = (spec, *[_describe(leaf) for leaf in leaves])
         key = (place, shape)
-        self._shapes[shape] += 1
+        self._shapes[shape] += bool(leaves)
         rare = self._compiled and bool(leaves) and not self._is_common(shape)
         if graph := self._graphs.get(key):
             self.replays += 1
             return graph.replay(leaves)
         if rare:
             self._say_rare(shape)
-            work = partial(_uncompiled, work)
+            work = partial(uncompiled, work)
         if self.reason or self.paused:
             return work(batch)
         self._calls[key] += 1
@@ -152,8 +154,13 @@ class Executor:
         assert self._stream is not None
         try:
             graph = _Graph(leaves, spec, work, self._stream, self._pool)
-        except torch.OutOfMemoryError:
-            raise
+        except torch.OutOfMemoryError as error:
+            if not self.captures_alone:
+                raise
+            release(error)
+            self.give_up("a graph has no room in memory")
+            self._capture_failed()
+            return self._on_side_stream(_unflatten(leaves, spec), work)
         except Exception as error:  # whatever the user's code or the driver says against it
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self.give_up(f"{where_raised(error)}: {first_line}")
@@ -169,7 +176,8 @@ class Executor:
             self._notify(text)
 
 
-def _uncompiled(work: Work, batch: Any) -> Tensor:
+def uncompiled(work: Work, batch: Any) -> Tensor:
+    """Do work, nothing of it compiled."""
     with without_compiler():
         return work(batch)
 

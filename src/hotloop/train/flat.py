@@ -33,13 +33,20 @@ class FlatGradients:
             for parameter, start in zip(alike, starts, strict=False):
                 self._views[id(parameter)] = _view(flat[start : start + parameter.numel()], parameter)
 
-    def put(self, gradients: Sequence[Tensor], first: bool) -> None:
-        """Take the gradients of a piece of a window, in the order of the parameters; added unless it is the first."""
-        views = self._in_order()
+    def put(self, gradients: Sequence[Tensor | None], first: bool) -> None:
+        """Take the gradients of a piece of a window, in the order of the parameters; added unless it is the first.
+
+        None: the piece did not need that parameter.
+        """
+        pairs = zip(self._in_order(), gradients, strict=True)
+        used = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        views, given = [view for view, _ in used], [gradient for _, gradient in used]
+        if first and len(used) < len(self.parameters):
+            torch._foreach_zero_(self.tensors)
         if first:
-            torch._foreach_copy_(views, list(gradients))
+            torch._foreach_copy_(views, given)
         else:
-            torch._foreach_add_(views, list(gradients))
+            torch._foreach_add_(views, given)
 
     def attach(self) -> None:
         """Let them be the parameters' gradients."""

@@ -59,12 +59,15 @@ class Gradients:
         """Let those that the parameters have be the kept ones."""
         self._kept = [parameter.grad for parameter in self.parameters()]
 
-    def flatten(self, loss: Tensor, scale: Tensor, first: bool) -> None:
+    def flatten(self, loss: Tensor, parameters: list[Tensor], scale: Tensor, first: bool) -> None:
         """Put the gradient of `loss` times `scale` into the flat ones, or add it unless it is a window's first.
 
         Not with backward(): DistributedDataParallel holds on to nodes that add up gradients on the stream where it was
         made, which a capture on another one cannot follow.
+
+        Args:
+            parameters: whose gradients, in an order that is the same on all ranks.
         """
         if self.flat is None:
-            self.flat = FlatGradients([parameter for parameter in self.parameters() if parameter.requires_grad])
-        self.flat.put(torch.autograd.grad(loss, self.flat.parameters, scale), first)
+            self.flat = FlatGradients(parameters)
+        self.flat.put(torch.autograd.grad(loss, parameters, scale, allow_unused=True), first)

@@ -25,7 +25,8 @@ from hotloop.train.random_state import seed_everything
 from hotloop.train.resolve import Choice, apply_settings, choose_compile, resolve
 from hotloop.train.schedule import make_schedule
 from hotloop.train.source import ArraySource
-from hotloop.train.step import Loss, Step, StepSettings
+from hotloop.train.step import Loss, Step
+from hotloop.train.step_settings import StepSettings
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,15 @@ from hotloop.core.errors import HotloopError
 from hotloop.train.pieces import no_room
 
 _CAUTIOUS_WINDOWS = 2
-_SMALLER, _STOP = 1.0, 2.0
+_SMALLER, _STOP, _DURING = 1.0, 2.0, 3.0
 
 
 class PeerOutOfMemory(torch.OutOfMemoryError):
     """Memory ran out on another rank."""
+
+
+class PeerCannotAverageApart(Exception):
+    """Another rank cannot have its gradients averaged after backward."""
 
 
 class Ranks:
@@ -58,19 +62,30 @@ class Ranks:
     def obstacle(self, parameters: list[Tensor]) -> str:
         """Why gradients of these, the optimizer's, cannot be averaged after backward; empty if they can."""
         ddp = self._ddp
-        if ddp is None:
-            return "ranks talk to each other without DistributedDataParallel"
+        assert ddp is not None
         if any(isinstance(module, nn.SyncBatchNorm) for module in ddp.modules()):
             return "SyncBatchNorm lets ranks talk in the forward pass"
         if ddp.static_graph or ddp.find_unused_parameters:
             return "DistributedDataParallel has static_graph or find_unused_parameters"
         if ddp._comm_hooks or ddp._join_config.enable:
             return "DistributedDataParallel has a communication hook, or joins"
-        own = {id(parameter) for parameter in self._parameters()}
-        if any(parameter.requires_grad and id(parameter) not in own for parameter in parameters):
-            return "the optimizer has weights that the ranks do not share"
+        if not self._recover:
+            return "the step does not recover from memory that runs out"
+        own, theirs = ({id(one) for one in some} for some in (self.parameters(), parameters))
+        if own != {id(parameter) for parameter in parameters if parameter.requires_grad} or own - theirs:
+            return "the optimizer has other weights than the ranks share"
         hooked = any(parameter._post_accumulate_grad_hooks or parameter._backward_hooks for parameter in parameters)
         return "weights have hooks" if hooked else ""
+
+    @property
+    def have_ddp(self) -> bool:
+        """Whether it is `DistributedDataParallel` that averages."""
+        return self._ddp is not None
+
+    @property
+    def joins(self) -> bool:
+        """Whether ranks may run out of batches at different times."""
+        return bool(self._ddp and self._ddp._join_config.enable)
 
     def begin(self) -> None:
         """Start a window, or start it again: buffers become those of the first rank, as DDP does it.
@@ -95,18 +110,23 @@ class Ranks:
             yield
 
     def agree(self) -> None:
-        """Wait until all ranks have their gradients of a cautious window, and average them.
+        """Wait until all ranks have their gradients of a cautious window; average them, unless that is done apart.
 
         Raises:
             PeerOutOfMemory: another rank ran out of memory.
+            PeerCannotAverageApart: another rank has to go back to averaging during backward.
             HotloopError: another rank cannot go on; or memory runs out here.
         """
-        parameters = self._parameters()
+        parameters = self.parameters()
         code, *used = self.largest([0.0, *[float(parameter.grad is not None) for parameter in parameters]])
         if code == _SMALLER:
             raise PeerOutOfMemory("another rank ran out of memory")
         if code == _STOP:
             raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
+        if code == _DURING:
+            raise PeerCannotAverageApart("another rank cannot have its gradients averaged after backward")
+        if self.apart:
+            return
         try:
             for parameter in (parameter for parameter, some in zip(parameters, used, strict=True) if some):
                 if parameter.grad is None:
@@ -125,20 +145,28 @@ class Ranks:
 
     def tell(self, stop: bool) -> None:
         """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""
+        self._tell(_STOP if stop else _SMALLER)
+
+    def go_back(self) -> None:
+        """Tell the others, who wait in `agree`, to average during backward again."""
+        self._tell(_DURING)
+
+    def _tell(self, code: float) -> None:
         if self.cautious:
-            self.largest([_STOP if stop else _SMALLER, *[0.0] * len(self._parameters())])
+            self.largest([code, *[0.0] * len(self.parameters())])
 
     def window_done(self) -> None:
         """Count a window."""
         self._left = max(0, self._left - 1)
-        if self._ddp and not self.cautious and not self.apart:
+        if self._ddp:  # for an evaluation; a window that needs it otherwise says so
             self._ddp.require_forward_param_sync = True
 
     def start_again(self) -> None:
         """The next windows are of another size."""
         self._left = _CAUTIOUS_WINDOWS
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
+        """What the ranks share, in an order that is the same on all."""
         assert self._ddp is not None
         ignored = self._ddp.parameters_to_ignore
         named = self._ddp.module.named_parameters()

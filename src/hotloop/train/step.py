@@ -7,7 +7,6 @@ on: a step then costs the host one launch.
 import logging
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,14 +20,16 @@ from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
 from hotloop.train.counter import Counter
-from hotloop.train.execute import WARM_UP, Executor
+from hotloop.train.execute import WARM_UP, Executor, uncompiled
 from hotloop.train.gradients import Gradients
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
-from hotloop.train.ranks import PeerOutOfMemory, Ranks, inner
+from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
+from hotloop.train.step_input import check_device, check_scalar
+from hotloop.train.step_settings import StepSettings
 from hotloop.train.trial import Trial
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -36,34 +37,9 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 _LOG = logging.getLogger("hotloop")
+_DEFAULTS = StepSettings()
 _MOST_CHANGES = 5
 """How often other settings than the learning rate may change before capturing no longer pays."""
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """What a step does besides forward and backward.
-
-    Attributes:
-        precision: fp32, tf32, bf16, fp16 (with loss scaling), or float8 (the model's linear layers converted before).
-        clip_norm: largest norm of all gradients together, after unscaling; 0: none.
-        ema: decay of the averaged weights; 0: none.
-        compile: "model", "blocks" (its repeated blocks), or nothing.
-        own_kernels: with compile on a GPU, put hotloop's kernels into the model where they fit.
-        graph: capture the step into a CUDA graph where that is possible.
-        recover: when memory runs out, repeat the same window in smaller pieces.
-        pad_to: lengthen shorter batches, dicts of tensors, to so many samples; the loss then finds which are real in
-            `batch["valid"]`, bool (B,), and must be the mean over those. 0: batches stay as they are.
-    """
-
-    precision: str = "fp32"
-    clip_norm: float = 0.0
-    ema: float = 0.0
-    compile: str = ""
-    own_kernels: bool = True
-    graph: bool = True
-    recover: bool = True
-    pad_to: int = 0
 
 
 class Step:
@@ -98,7 +74,7 @@ class Step:
         loss: Loss,
         optimizer: Optimizer,
         schedule: Schedule | None = None,
-        settings: StepSettings = StepSettings(),
+        settings: StepSettings = _DEFAULTS,
         notify: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.model = model
@@ -108,6 +84,7 @@ class Step:
         self._loss = loss
         self._notify = notify
         self._device = next(model.parameters()).device
+        check_device(self._device)
         self._counter = Counter(self._device)
         self.losses = LossRing(self._counter, self._device)
         self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
@@ -134,19 +111,22 @@ class Step:
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._constants = self._constants_now()
         self._changes = 0
+        self._uncompiled = self._stale = False
+        self._executor.captures_alone = self._ranks.several
         self._looked_for_breaks = False
         self._buffers: dict[str, Tensor] | None = None
         self._before: list[tuple[Tensor, Tensor]] = []
         compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
+        compiled = compiled and not self._ranks.several  # one that failed on a rank would have to be agreed on
         self._compiled_update = compiled_update(optimizer) if compiled else None
         if self._rates.obstacle:
             notify(f"the optimizer's step is not captured into the CUDA graph: {self._rates.obstacle}")
 
     def _trial_of_ranks(self) -> Trial | None:
-        if obstacle := self._ranks.obstacle(self._gradients.parameters()):
-            self._executor.give_up(obstacle)
+        if not self._ranks.have_ddp:
+            self._executor.give_up("ranks talk to each other without DistributedDataParallel")
             return None
-        return Trial(self._ranks, self._executor.give_up)
+        return Trial(self._ranks, lambda: self._ranks.obstacle(self._gradients.parameters()), self._executor.give_up)
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -214,10 +194,7 @@ class Step:
             self._watch_constants()
             if last:
                 self._rates.set_for(self.number)
-            if self.settings.recover:
-                self._run_with_recovery(last)
-            else:
-                self._run_part(len(self._window) - 1, last)
+            self._run_window(last)
         except BaseException:
             self._drop_window()  # the next one begins anew
             raise
@@ -241,8 +218,8 @@ class Step:
         self.losses.written()
         self.number += 1
         self._ranks.window_done()
-        if self._trial:
-            self._trial.end()
+        if self._trial and self._trial.end():
+            self._drop_gradients()
         if self._pieces.step_done():
             self._start_ranks_again()
             self._executor.forget()
@@ -256,13 +233,15 @@ class Step:
         if constants != self._constants:
             self._constants = constants
             self._changes += 1
-            if len(self._window) == 1:  # a layer that is frozen now has no gradient to go on with
-                self._drop_gradients()
+            self._stale = True
             self._executor.forget()
             if self._changes > _MOST_CHANGES:
                 self._executor.give_up(
                     "settings of the optimizer, or which layers are frozen or in evaluation, keep changing"
                 )
+        if self._stale and len(self._window) == 1:  # a layer that is frozen now has no gradient to go on with
+            self._stale = False
+            self._drop_gradients()
 
     def _watch_buffers(self) -> None:
         """A graph goes on with the tensors that it found; what a model makes in its first call may stay."""
@@ -276,8 +255,8 @@ class Step:
         flags = [module.training for module in self._modules]
         return [*self._rates.constants(), *flags, *[parameter.requires_grad for parameter in self._weights]]
 
-    def _run_with_recovery(self, last: bool) -> None:
-        """The window's newest batch; if memory runs out, the whole window in smaller pieces."""
+    def _run_window(self, last: bool) -> None:
+        """The window's newest batch; the whole window again where it has to be done in another way."""
         part = len(self._window) - 1
         if part == 0:  # a replay allocates nothing, and needs no way back
             buffers = [] if self._executor.has_graphs else self.model.buffers()
@@ -287,24 +266,59 @@ class Step:
             try:
                 self._run_part(part, last)
                 part += 1
-            except torch.OutOfMemoryError as error:
-                if self._ranks.several and not self._ranks.cautious:
-                    raise no_room("a step that other ranks have begun does not", str(error)) from error
-                message, elsewhere = str(error), isinstance(error, PeerOutOfMemory)
-                release(error)
-                self._start_window_again(part, message, elsewhere, again)
-                part, again = 0, True
+                continue
+            except compiler_errors() as error:
+                if self._uncompiled:
+                    raise
+                self._go_on_uncompiled(error)
+            except Exception as error:
+                if self._trial and self._ranks.apart and self._ranks.cautious:
+                    self._average_during(self._trial, error)
+                elif isinstance(error, torch.OutOfMemoryError) and self.settings.recover:
+                    self._recover(error, part, again)
+                else:
+                    raise
+            part, again = 0, True
+
+    def _go_to_start(self) -> None:
+        """Nothing of the window has happened."""
+        self._drop_gradients()
+        for buffer, before in self._before:
+            buffer.copy_(before)
+
+    def _go_on_uncompiled(self, error: Exception) -> None:
+        undo_compile(self.model)
+        self._uncompiled = True
+        if self._compiled_update:
+            self._compiled_update = None
+            fuse_again(self.optimizer)
+        self._go_to_start()
+        self._notify(f"the model does not compile and runs as it stands: {first_words(error)}")
+
+    def _average_during(self, trial: Trial, error: Exception) -> None:
+        """The first windows whose gradients were to be averaged after backward do not work, here or on another rank."""
+        if not isinstance(error, PeerCannotAverageApart):
+            self._ranks.go_back()
+        reason = f"gradients cannot be averaged after backward: {first_words(error)}"
+        release(error)
+        trial.give_up(reason)
+        self._go_to_start()
+
+    def _recover(self, error: torch.OutOfMemoryError, part: int, again: bool) -> None:
+        """Memory ran out in a part of the window; `again`: not for the first time in it."""
+        if self._ranks.several and not self._ranks.cautious:
+            raise no_room("a step that other ranks have begun does not", str(error)) from error
+        message, elsewhere = str(error), isinstance(error, PeerOutOfMemory)
+        release(error)
+        self._start_window_again(part, message, elsewhere, again)
 
     def _start_window_again(self, part: int, message: str, elsewhere: bool, again: bool) -> None:
-        """After memory ran out in a part of the window, here or on another rank; `again`: not for the first time."""
         graphs_took_it = self._executor.has_graphs and not again
-        self._drop_gradients()
+        self._go_to_start()
         if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return
         self._make_smaller(self._window[part][0], message, elsewhere)
         self._start_ranks_again()
-        for buffer, before in self._before:
-            buffer.copy_(before)
         text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
         normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
         self._notify(text + normalised)
@@ -347,32 +361,25 @@ class Step:
             batch = pad(batch, self._pieces.size(self.settings.pad_to))
         place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
-        try:
-            value = self._executor.run(place, batch, work)
-        except compiler_errors() as error:
-            self._go_on_uncompiled(error)
-            value = self._executor.run(place, batch, work)
+        value = self._executor.run(place, batch, partial(uncompiled, work) if self._uncompiled else work)
         if self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason:
             self._watch_buffers()
         if self.settings.compile and not self._looked_for_breaks:
             self._looked_for_breaks = True
             if reason := first_break():
                 self._notify(f"torch.compile could not take the model in one piece: {reason}")
-        if last and self._averages_apart:
+        if last and self._ranks.apart:
             self._finish_apart()
         if last and self._rates.obstacle:
             self._update()
         return value
 
-    @property
-    def _averages_apart(self) -> bool:
-        """Whether ranks average their gradients between two graphs: one of the batch, one of the update."""
-        return self._ranks.apart and not self._ranks.cautious
-
     def _finish_apart(self) -> None:
         """The end of a window whose gradients are each rank's own so far."""
         flat = self._gradients.flat
         assert flat is not None
+        if self._ranks.cautious:
+            self._ranks.agree()
         self._ranks.average(flat.tensors)
 
         def finish(batch: tuple[()]) -> Tensor:
@@ -385,19 +392,10 @@ class Step:
         else:
             self._executor.run("finish", (), finish)
 
-    def _go_on_uncompiled(self, error: Exception) -> None:
-        undo_compile(self.model)
-        self._executor.forget()
-        if self._compiled_update:
-            self._compiled_update = None
-            fuse_again(self.optimizer)
-        self._capture_failed()
-        self._notify(f"the model does not compile and runs as it stands: {first_words(error)}")
-
     def _keeps(self, first: bool, last: bool) -> bool:
         """Whether graphs share gradients; not if the update of the same graph uses them up, or if they are flat."""
         fresh = first and last and not self._rates.obstacle
-        return self._keeps_gradients and not fresh and not self._averages_apart
+        return self._keeps_gradients and not fresh and not self._ranks.apart
 
     def _work(self, batch: Any, first: bool, last: bool, weighted: bool) -> Tensor:
         """What a graph holds: all that is done on the device for one piece."""
@@ -406,18 +404,18 @@ class Step:
         with self._ranks.backward(last):
             with self.autocast():
                 loss = self._loss(self.model, batch)
-            _check_scalar(loss)
+            check_scalar(loss)
             # As the gradient of the loss, share and scale cost no kernel of their own.
             scale = self._scaler.scale(self._share)
-            if self._averages_apart:
-                self._gradients.flatten(loss.float(), scale, first)
+            if self._ranks.apart:
+                self._gradients.flatten(loss.float(), self._ranks.parameters(), scale, first)
             else:
                 loss.float().backward(scale)  # type: ignore[no-untyped-call]
         value = loss.detach().float()
         value = value * self._share if weighted else value
-        if not (first and last) or self._averages_apart:
+        if not (first and last) or self._ranks.apart:
             self._sum.copy_(value) if first else self._sum.add_(value)
-        if last and not self._averages_apart:
+        if last and not self._ranks.apart:
             if self._keeps(first, last):
                 self._gradients.keep()
             if self._ranks.cautious:
@@ -492,9 +490,3 @@ class Step:
         self._drop_window()
         self.number = state["number"]
         self._skipped.fill_(state["skipped"])
-
-
-def _check_scalar(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.ndim:
-        kind = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
-        raise HotloopError(f"the loss {kind}", "a step needs a tensor of one value", "return its mean: loss.mean()")

@@ -23,11 +23,13 @@ class Trial:
     ones on a slow network lose.
 
     Args:
+        obstacle: why this rank cannot average them after backward, asked before that is tried; empty if it can.
         stay: called with the reason when gradients are averaged during backward after all.
     """
 
-    def __init__(self, ranks: Ranks, stay: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, obstacle: Callable[[], str], stay: Callable[[str], None]) -> None:
         self._ranks = ranks
+        self._obstacle = obstacle
         self._stay = stay
         self._windows = 0
         self._seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -35,27 +37,44 @@ class Trial:
 
     def begin(self) -> None:
         """A window starts."""
+        if self._ranks.apart and self._ranks.joins:
+            self.give_up("ranks join")
         if self._is_timed:
             torch.cuda.synchronize()
             self._started = time.perf_counter()
 
-    def end(self) -> None:
-        """It is done, on the host; all ranks call this for the same window."""
+    def end(self) -> bool:
+        """It is done, on the host; all ranks call this for the same window. Whether the other way is taken now."""
         if self._is_timed:
             torch.cuda.synchronize()
             self._seconds[self._ranks.apart].append(time.perf_counter() - self._started)
         self._windows += 1
+        before = self._ranks.apart
         if self._windows == _SETTLE + _TIMED:
-            self._ranks.apart = True
-            self._ranks.start_again()
+            self._change_over()
         elif self._windows == 2 * (_SETTLE + _TIMED):
             during, after = self._ranks.largest([statistics.median(self._seconds[way]) for way in (False, True)])
             if during < after:
-                self._ranks.apart = False
-                self._stay(
+                self.give_up(
                     f"gradients averaged while backward runs take {1000 * during:.2f} ms a step, captured and averaged "
                     f"after it {1000 * after:.2f} ms"
                 )
+        return self._ranks.apart != before
+
+    def _change_over(self) -> None:
+        """All ranks, or none: what is in the way may be on one of them."""
+        own = self._obstacle()
+        if self._ranks.largest([float(bool(own))])[0]:
+            self.give_up(own or "another rank says why")
+        else:
+            self._ranks.apart = True
+            self._ranks.start_again()
+
+    def give_up(self, reason: str) -> None:
+        """Average during backward for good."""
+        self._windows, self._ranks.apart = 2 * (_SETTLE + _TIMED), False
+        self._ranks.start_again()
+        self._stay(reason)
 
     def restart(self) -> None:
         """The work of a window has changed."""
