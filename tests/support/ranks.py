@@ -10,6 +10,11 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - wrapped: DDP inside another module.
 - uneven: the second part of a window has one sample.
 - apart: gradients are averaged after backward, as captured steps do it.
+- trial: both ways of averaging are tried; so in all that follow.
+- watched: the first rank has hooks on its weights.
+- order: each rank's optimizer has its weights in another order.
+- reentrant: activations are recomputed in the way that cannot be averaged after backward.
+- broken: averaging after backward raises on the second rank.
 
 Writes losses and weights to FOLDER/rank-RANK.json.
 """
@@ -25,8 +30,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from hotloop import Step, StepSettings
+from hotloop.train import trial
 
 
 class Limited(nn.Module):
@@ -70,6 +77,32 @@ class Outer(nn.Module):
         return result
 
 
+class Recomputed(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.module, x.requires_grad_(), use_reentrant=True)
+        return result
+
+
+TRIALS = ("trial", "watched", "order", "reentrant", "broken")
+
+
+def try_both_ways(step: Step, broken: bool) -> None:
+    """As on GPUs, though nothing is captured: three windows of each way, then two that are timed."""
+    trial._SETTLE, trial._TIMED = 3, 2
+    torch.cuda.synchronize = lambda *_: None
+    step._trial = step._trial_of_ranks()
+    if broken:
+
+        def flatten(*_: object) -> None:
+            raise RuntimeError("this rank cannot")
+
+        step._gradients.flatten = flatten  # type: ignore[method-assign]
+
+
 def build(variant: str, most: int) -> nn.Module:
     torch.manual_seed(0)
     middle: list[nn.Module] = [nn.Tanh()]
@@ -78,6 +111,8 @@ def build(variant: str, most: int) -> nn.Module:
     if variant == "backward":
         middle = [Limited(most, backward=True)]
     model = nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3))
+    if variant == "reentrant":
+        model = nn.Sequential(Recomputed(nn.Sequential(nn.Linear(6, 16), nn.Tanh())), nn.Linear(16, 3))
     if variant == "unused":
         model.register_parameter("nobody", nn.Parameter(torch.ones(3)))
     return model
@@ -109,10 +144,17 @@ def main() -> None:
             raise torch.OutOfMemoryError("this rank's memory is full")
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.5)
+    weights = list(model.parameters())
+    if variant == "watched" and rank == 0:
+        weights[0].register_hook(lambda gradient: None)
+    if variant == "order":
+        weights = weights[rank:] + weights[:rank]
+    optimizer = torch.optim.AdamW(weights, lr=0.02, weight_decay=0.5)
     step = Step(model, loss, optimizer, settings=StepSettings(clip_norm=0.5), notify=told.append)
     if variant == "apart":
         step._ranks.apart = True
+    if variant in TRIALS and size > 1:
+        try_both_ways(step, variant == "broken" and short_of_memory)
     data = torch.Generator().manual_seed(1)
     values, error = [], ""
     for _ in range(45 if kind == "cuda" else 16):  # captured after 30, if that proves faster
@@ -133,7 +175,8 @@ def main() -> None:
         values.append(total)
     weights = torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
     content = {"losses": values, "weights": weights.tolist(), "told": told, "pieces": step.pieces, "error": error,
-               "sizes": sizes, "captured": step.captured, "not_captured": step.not_captured}  # fmt: skip
+               "sizes": sizes, "captured": step.captured, "not_captured": step.not_captured,
+               "apart": step._ranks.apart}  # fmt: skip
     (folder / f"rank-{rank}.json").write_text(json.dumps(content))
     if not error:
         distributed.barrier()

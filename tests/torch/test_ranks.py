@@ -64,3 +64,38 @@ def test_a_sample_that_does_not_fit_stops_all_ranks(tmp_path: Path) -> None:
 def test_ranks_that_cannot_agree_stop_with_an_error(tmp_path: Path) -> None:
     two = train_together(tmp_path / "two", 2, 1, most=0, variant="static")
     assert "a step that other ranks have begun does not fit" in two[1]["error"]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_both_ways_of_averaging_train_the_same(tmp_path: Path, window: int) -> None:
+    one = train_together(tmp_path / "one", 1, window)[0]
+    two = train_together(tmp_path / "two", 2, window, variant="trial")
+    assert two[0]["apart"] == two[1]["apart"]
+    assert two[0]["weights"] == two[1]["weights"]
+    assert two[0]["weights"] == pytest.approx(one["weights"], abs=1e-4)
+    assert [rank["error"] for rank in two] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("variant", "reasons"),
+    [
+        ("watched", ["weights have hooks", "another rank says why"]),
+        ("reentrant", ["cannot be averaged after backward"] * 2),
+        ("broken", ["another rank cannot", "this rank cannot"]),
+    ],
+)
+def test_ranks_stay_with_averaging_during_backward_where_one_must(
+    tmp_path: Path, variant: str, reasons: list[str]
+) -> None:
+    one = train_together(tmp_path / "one", 1, 1, variant=variant)[0]
+    two = train_together(tmp_path / "two", 2, 1, variant=variant)
+    assert [rank["apart"] for rank in two] == [False, False]
+    assert all(reason in rank["not_captured"] for reason, rank in zip(reasons, two, strict=True))
+    assert two[0]["weights"] == two[1]["weights"]
+    assert two[0]["weights"] == pytest.approx(one["weights"], abs=1e-4)
+
+
+def test_the_order_of_the_optimizers_weights_does_not_matter(tmp_path: Path) -> None:
+    one, two = (train_together(tmp_path / name, 2, 1, variant=name) for name in ("plain", "order"))
+    assert two[0]["losses"] == pytest.approx(one[0]["losses"], abs=1e-4)
+    assert two[0]["weights"] == two[1]["weights"]

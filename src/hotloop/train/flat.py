@@ -17,12 +17,14 @@ class FlatGradients:
 
     Attributes:
         tensors: one for each type, 1-dimensional.
+        missing: how many parameters no piece of the window has needed so far.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
         self.tensors: list[Tensor] = []
         self._views: dict[int, Tensor] = {}
+        self._unused: set[int] = set()
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
             alike = [parameter for parameter in parameters if parameter.dtype is dtype]
             starts = [0]
@@ -33,6 +35,10 @@ class FlatGradients:
             for parameter, start in zip(alike, starts, strict=False):
                 self._views[id(parameter)] = _view(flat[start : start + parameter.numel()], parameter)
 
+    @property
+    def missing(self) -> int:
+        return len(self._unused)
+
     def put(self, gradients: Sequence[Tensor | None], first: bool) -> None:
         """Take the gradients of a piece of a window, in the order of the parameters; added unless it is the first.
 
@@ -41,7 +47,9 @@ class FlatGradients:
         pairs = zip(self._in_order(), gradients, strict=True)
         used = [(view, gradient) for view, gradient in pairs if gradient is not None]
         views, given = [view for view, _ in used], [gradient for _, gradient in used]
-        if first and len(used) < len(self.parameters):
+        unused = {number for number, gradient in enumerate(gradients) if gradient is None}
+        self._unused = unused if first else self._unused & unused
+        if first and unused:
             torch._foreach_zero_(self.tensors)
         if first:
             torch._foreach_copy_(views, given)

@@ -379,6 +379,8 @@ class Step:
         flat = self._gradients.flat
         assert flat is not None
         if self._ranks.cautious:
+            if flat.missing:  # backward() would find some: recomputation with use_reentrant hides weights from autograd
+                raise RuntimeError(f"{flat.missing} weights have no gradient")
             self._ranks.agree()
         self._ranks.average(flat.tensors)
 
