@@ -110,9 +110,9 @@ class Compiled:
 
 
 def first_words(error: Exception) -> str:
-    """Kind and first line of what a compiler says, which may be pages."""
+    """Kind and first line of an error, whose message may be pages, or empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}"
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def undo_compile(model: nn.Module) -> None:
