@@ -15,6 +15,7 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - order: each rank's optimizer has its weights in another order.
 - reentrant: activations are recomputed in the way that cannot be averaged after backward.
 - broken: averaging after backward raises on the second rank.
+- late: the update after that raises there, when the first has gone on.
 
 Writes losses and weights to FOLDER/rank-RANK.json.
 """
@@ -87,20 +88,23 @@ class Recomputed(nn.Module):
         return result
 
 
-TRIALS = ("trial", "watched", "order", "reentrant", "broken")
+TRIALS = ("trial", "watched", "order", "reentrant", "broken", "late")
 
 
-def try_both_ways(step: Step, broken: bool) -> None:
+def try_both_ways(step: Step, broken: str) -> None:
     """As on GPUs, though nothing is captured: three windows of each way, then two that are timed."""
     trial._SETTLE, trial._TIMED = 3, 2
     torch.cuda.synchronize = lambda *_: None
     step._trial = step._trial_of_ranks()
-    if broken:
 
-        def flatten(*_: object) -> None:
+    def cannot(*_: object) -> None:
+        if step._ranks.apart:
             raise RuntimeError("this rank cannot")
 
-        step._gradients.flatten = flatten  # type: ignore[method-assign]
+    if broken == "broken":
+        step._gradients.flatten = cannot  # type: ignore[method-assign]
+    if broken == "late":
+        step.optimizer.register_step_pre_hook(cannot)
 
 
 def build(variant: str, most: int) -> nn.Module:
@@ -154,7 +158,7 @@ def main() -> None:
     if variant == "apart":
         step._ranks.apart = True
     if variant in TRIALS and size > 1:
-        try_both_ways(step, variant == "broken" and short_of_memory)
+        try_both_ways(step, variant if short_of_memory else "")
     data = torch.Generator().manual_seed(1)
     values, error = [], ""
     for _ in range(45 if kind == "cuda" else 16):  # captured after 30, if that proves faster

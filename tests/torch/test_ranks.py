@@ -99,3 +99,9 @@ def test_the_order_of_the_optimizers_weights_does_not_matter(tmp_path: Path) -> 
     one, two = (train_together(tmp_path / name, 2, 1, variant=name) for name in ("plain", "order"))
     assert two[0]["losses"] == pytest.approx(one[0]["losses"], abs=1e-4)
     assert two[0]["weights"] == two[1]["weights"]
+
+
+def test_an_error_that_the_others_do_not_wait_for_ends_the_run(tmp_path: Path) -> None:
+    two = train_together(tmp_path / "two", 2, 1, variant="late")
+    assert two[1]["error"] == "RuntimeError: this rank cannot"
+    assert two[0]["error"]

@@ -49,6 +49,7 @@ class Ranks:
         self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
         self.apart = False
         self._left = _CAUTIOUS_WINDOWS
+        self._agreed = False
         self._group: Any = None
         if self._recover:  # a group of its own: what the user's code sends is not taken for ours
             members = distributed.get_process_group_ranks(group)
@@ -57,7 +58,17 @@ class Ranks:
     @property
     def cautious(self) -> bool:
         """Whether the present window is."""
-        return self._recover and self._left > 0 and not (self._ddp and self._ddp._join_config.enable)
+        return self._recover and self._left > 0 and not self.joins
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether the others still wait in `agree` to hear that averaging after backward does not work here."""
+        return self.apart and self.cautious and not self._agreed
+
+    @property
+    def _averages_after(self) -> bool:
+        """Whether gradients of the present window stay where they are until backward is done."""
+        return self.cautious or self.apart
 
     def obstacle(self, parameters: list[Tensor]) -> str:
         """Why gradients of these, the optimizer's, cannot be averaged after backward; empty if they can."""
@@ -71,8 +82,8 @@ class Ranks:
             return "DistributedDataParallel has a communication hook, or joins"
         if not self._recover:
             return "the step does not recover from memory that runs out"
-        own, theirs = ({id(one) for one in some} for some in (self.parameters(), parameters))
-        if own != {id(parameter) for parameter in parameters if parameter.requires_grad} or own - theirs:
+        shared = {id(parameter) for parameter in self.parameters()}
+        if shared != {id(parameter) for parameter in parameters if parameter.requires_grad}:
             return "the optimizer has other weights than the ranks share"
         hooked = any(parameter._post_accumulate_grad_hooks or parameter._backward_hooks for parameter in parameters)
         return "weights have hooks" if hooked else ""
@@ -92,19 +103,18 @@ class Ranks:
 
         DDP would do it in the forward pass, and not as often on a rank whose forward pass broke off.
         """
-        ours = self.cautious or self.apart
-        if ours and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
+        self._agreed = False
+        if self._averages_after and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
             self._ddp._sync_buffers()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """Run forward and backward inside; at a window's end they average gradients, unless that is done after it."""
-        ours = self.cautious or self.apart
-        averages = self.several and last and not ours
+        averages = self.several and last and not self._averages_after
         if self._ddp is None or self._ddp.static_graph or averages:
             yield
             return
-        if ours:
+        if self._averages_after:
             self._ddp.require_forward_param_sync = False
         with self._ddp.no_sync():
             yield
@@ -125,6 +135,7 @@ class Ranks:
             raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
         if code == _DURING:
             raise PeerCannotAverageApart("another rank cannot have its gradients averaged after backward")
+        self._agreed = True
         if self.apart:
             return
         try:

@@ -272,7 +272,7 @@ class Step:
                     raise
                 self._go_on_uncompiled(error)
             except Exception as error:
-                if self._trial and self._ranks.apart and self._ranks.cautious:
+                if self._trial and self._ranks.can_go_back:
                     self._average_during(self._trial, error)
                 elif isinstance(error, torch.OutOfMemoryError) and self.settings.recover:
                     self._recover(error, part, again)
