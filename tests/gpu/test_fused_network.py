@@ -133,3 +133,17 @@ def test_a_frozen_norm_and_evaluation_stay_plain() -> None:
     model.eval(), plain.eval()
     with torch.no_grad():
         assert torch.allclose(model(images), plain(images), atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_kernels_of_ours_are_left_out_where_the_host_launches_each_and_is_late() -> None:
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)).cuda()
+    told: list[str] = []
+    step = Step(model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+                torch.optim.SGD(model.parameters(), lr=0.5), notify=told.append,
+                settings=StepSettings("bf16", compile="model", graph=False))  # fmt: skip
+    batch = torch.randn(8, 3, 16, 16, device="cuda"), torch.arange(8, device="cuda") % 4
+    losses = [step(batch).item() for _ in range(20)]
+    assert told == ["the GPU waits for the host: the model is compiled without hotloop's kernels"]
+    assert losses == sorted(losses, reverse=True), "and it learns on"

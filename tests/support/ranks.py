@@ -10,6 +10,7 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - wrapped: DDP inside another module.
 - uneven: the second part of a window has one sample.
 - apart: gradients are averaged after backward, as captured steps do it.
+- held: the same with a weight that is also used beside its module, and activations that are recomputed.
 - trial: both ways of averaging are tried; so in all that follow.
 - watched: the first rank has hooks on its weights.
 - order: each rank's optimizer has its weights in another order.
@@ -88,6 +89,19 @@ class Recomputed(nn.Module):
         return result
 
 
+class Held(nn.Module):
+    """Uses the weight of its first layer a second time, where it does not look the layer up."""
+
+    def __init__(self, module: nn.Sequential) -> None:
+        super().__init__()
+        self.module = module
+        self.weights = [next(module.parameters())]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.module, x, use_reentrant=False)
+        return y * self.weights[0].square().sum()
+
+
 TRIALS = ("trial", "watched", "order", "reentrant", "broken", "late")
 
 
@@ -95,14 +109,14 @@ def try_both_ways(step: Step, broken: str) -> None:
     """As on GPUs, though nothing is captured: three windows of each way, then two that are timed."""
     trial._SETTLE, trial._TIMED = 3, 2
     torch.cuda.synchronize = lambda *_: None
-    step._trial = step._trial_of_ranks()
+    step._trial = trial.start_trial(step._ranks, step._gradients, step._executor.give_up)
 
     def cannot(*_: object) -> None:
         if step._ranks.apart:
             raise RuntimeError("this rank cannot")
 
     if broken == "broken":
-        step._gradients.flatten = cannot  # type: ignore[method-assign]
+        step._gradients.flat_of = cannot  # type: ignore[method-assign]
     if broken == "late":
         step.optimizer.register_step_pre_hook(cannot)
 
@@ -114,9 +128,11 @@ def build(variant: str, most: int) -> nn.Module:
         middle = [nn.BatchNorm1d(16), Limited(most, backward=False)]
     if variant == "backward":
         middle = [Limited(most, backward=True)]
-    model = nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3))
+    model: nn.Module = nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3))
     if variant == "reentrant":
         model = nn.Sequential(Recomputed(nn.Sequential(nn.Linear(6, 16), nn.Tanh())), nn.Linear(16, 3))
+    if variant == "held":
+        model = Held(nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3)))
     if variant == "unused":
         model.register_parameter("nobody", nn.Parameter(torch.ones(3)))
     return model
@@ -127,18 +143,19 @@ def main() -> None:
     rank, size, window, most = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5])
     folder, kind, variant = Path(sys.argv[3]), sys.argv[6], sys.argv[7]
     torch.set_num_threads(1)
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    cards = torch.cuda.device_count()
+    device = torch.device(kind, rank % cards) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
     told: list[str] = []
     sizes: list[int] = []
     short_of_memory = rank == min(1, size - 1)
-    backend = "nccl" if kind == "cuda" else "gloo"
+    backend = "nccl" if kind == "cuda" and size <= cards else "gloo"
     distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
     model = build(variant, most if short_of_memory else 100).to(device)
     if size > 1 or variant == "backward":
         options = {"static": {"static_graph": True}, "unused": {"find_unused_parameters": True}}.get(variant, {})
-        model = DistributedDataParallel(model, [rank] if kind == "cuda" else None, **options)  # type: ignore[arg-type]
+        model = DistributedDataParallel(model, [device] if kind == "cuda" else None, **options)  # type: ignore[arg-type]
     if variant == "wrapped":
         model = Outer(model)
 
@@ -155,8 +172,8 @@ def main() -> None:
         weights = weights[rank:] + weights[:rank]
     optimizer = torch.optim.AdamW(weights, lr=0.02, weight_decay=0.5)
     step = Step(model, loss, optimizer, settings=StepSettings(clip_norm=0.5), notify=told.append)
-    if variant == "apart":
-        step._ranks.apart = True
+    if variant in ("apart", "held") and size > 1:
+        step._ranks.apart, step._trial = True, None
     if variant in TRIALS and size > 1:
         try_both_ways(step, variant if short_of_memory else "")
     data = torch.Generator().manual_seed(1)

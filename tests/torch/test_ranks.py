@@ -8,7 +8,7 @@ from several import train_together
 
 @pytest.mark.parametrize(
     ("window", "variant"),
-    [(1, "plain"), (2, "plain"), (1, "static"), (2, "static"), (1, "unused"), (1, "apart"), (2, "apart")],
+    [(1, "plain"), (2, "plain"), (1, "static"), (2, "static"), (1, "unused"), (1, "apart"), (2, "apart"), (1, "held")],
 )
 def test_two_ranks_train_as_one_with_the_whole_batch(tmp_path: Path, window: int, variant: str) -> None:
     one = train_together(tmp_path / "one", 1, window, variant="plain" if variant == "apart" else variant)[0]

@@ -486,7 +486,7 @@ def test_flat_gradients_are_the_gradients(shapes: list[list[int]], seed: int) ->
     parameters = [nn.Parameter(torch.randn(shape, generator=draws).to(_DTYPES[len(shape) % 2])) for shape in shapes]
     if len(shapes[0]) == 4:
         parameters[0].data = parameters[0].data.contiguous(memory_format=torch.channels_last)
-    flat = FlatGradients(parameters)
+    flat = FlatGradients(nn.ParameterList(parameters), parameters)
     pieces = [[torch.randn(shape, generator=draws) for shape in shapes] for _ in range(2)]
     for window in range(2):  # the second finds what the first has left
         for number, piece in enumerate(pieces):

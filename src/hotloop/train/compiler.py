@@ -24,12 +24,15 @@ def keep_compiled_code() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
-def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) -> None:
+def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) -> bool:
     """Compile a model in place, for fixed shapes.
 
     Args:
         how: "model": all of it at once, the fastest; "blocks": its repeated blocks, one compilation for all of them.
         dtype: what it computes in on a GPU, if operators of ours may take the place of its batch normalisations.
+
+    Returns:
+        Whether operators of ours do.
 
     Raises:
         InputError: it has no repeated blocks.
@@ -42,8 +45,10 @@ def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) 
             "--set speed.compile=true",
         )
     _set_up_compiler()
+    fused = _fused(model, dtype) if dtype and how == "model" else None
     for part in parts:
-        _compile_in_place(part, _fused(part, dtype) if dtype and how == "model" else None)
+        _compile_in_place(part, fused)
+    return fused is not None
 
 
 def _set_up_compiler() -> None:

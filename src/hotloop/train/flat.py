@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from hotloop.train.stand_ins import StandIns
 
 _ALIGNED = 16
 """Elements at whose multiples a gradient begins, for kernels that read several at once."""
@@ -13,15 +15,18 @@ class FlatGradients:
     """Gradients of parameters, in tensors that stay where they are.
 
     Args:
+        model: that holds the parameters.
         parameters: whose gradients; all on one device.
 
     Attributes:
+        stand_ins: what the gradients are computed with.
         tensors: one for each type, 1-dimensional.
         missing: how many parameters no piece of the window has needed so far.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[Tensor]) -> None:
         self.parameters = list(parameters)
+        self.stand_ins = StandIns(model, parameters)
         self.tensors: list[Tensor] = []
         self._views: dict[int, Tensor] = {}
         self._unused: set[int] = set()

@@ -1,7 +1,7 @@
 """Where gradients are between backward and the update."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.train.flat import FlatGradients
@@ -59,15 +59,8 @@ class Gradients:
         """Let those that the parameters have be the kept ones."""
         self._kept = [parameter.grad for parameter in self.parameters()]
 
-    def flatten(self, loss: Tensor, parameters: list[Tensor], scale: Tensor, first: bool) -> None:
-        """Put the gradient of `loss` times `scale` into the flat ones, or add it unless it is a window's first.
-
-        Not with backward(): DistributedDataParallel holds on to nodes that add up gradients on the stream where it was
-        made, which a capture on another one cannot follow.
-
-        Args:
-            parameters: whose gradients, in an order that is the same on all ranks.
-        """
+    def flat_of(self, model: nn.Module, parameters: list[Tensor]) -> FlatGradients:
+        """The flat ones of these parameters of the model, in an order that is the same on all ranks."""
         if self.flat is None:
-            self.flat = FlatGradients(parameters)
-        self.flat.put(torch.autograd.grad(loss, parameters, scale, allow_unused=True), first)
+            self.flat = FlatGradients(model, parameters)
+        return self.flat

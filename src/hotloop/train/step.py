@@ -18,19 +18,21 @@ from torch.optim import Optimizer
 from hotloop.core.errors import HotloopError
 from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
+from hotloop.train.buffers import Buffers
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor, uncompiled
 from hotloop.train.gradients import Gradients
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
+from hotloop.train.pace import Pace
 from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
 from hotloop.train.step_input import check_device, check_scalar
 from hotloop.train.step_settings import StepSettings
-from hotloop.train.trial import Trial
+from hotloop.train.trial import Trial, start_trial
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> mean loss over the batch, a scalar."""
@@ -92,15 +94,16 @@ class Step:
         self._rates = Rates(optimizer, schedule, self._counter, captures)
         self._scaler = GradScaler(self._device.type, enabled=settings.precision == "fp16")
         self._average = Averaged(inner(model), settings.ema) if settings.ema else None
+        self._pace: Pace | None = None
         if settings.compile:
-            own_kernels = self._device.type == "cuda" and settings.own_kernels
-            compile_model(inner(model), settings.compile, _AUTOCAST.get(settings.precision) if own_kernels else None)
+            dtype = _AUTOCAST.get(settings.precision) if self._device.type == "cuda" and settings.own_kernels else None
+            self._pace = Pace() if compile_model(inner(model), settings.compile, dtype) else None
         self._executor = Executor(
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings.recover)
-        self._trial = self._trial_of_ranks() if captures and self._ranks.several else None
+        self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
         self._one = torch.ones((), device=self._device)
         self._share = torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -114,19 +117,12 @@ class Step:
         self._uncompiled = self._stale = False
         self._executor.captures_alone = self._ranks.several
         self._looked_for_breaks = False
-        self._buffers: dict[str, Tensor] | None = None
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self._buffers = Buffers(model)
         compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
         compiled = compiled and not self._ranks.several  # one that failed on a rank would have to be agreed on
         self._compiled_update = compiled_update(optimizer) if compiled else None
         if self._rates.obstacle:
             notify(f"the optimizer's step is not captured into the CUDA graph: {self._rates.obstacle}")
-
-    def _trial_of_ranks(self) -> Trial | None:
-        if not self._ranks.have_ddp:
-            self._executor.give_up("ranks talk to each other without DistributedDataParallel")
-            return None
-        return Trial(self._ranks, lambda: self._ranks.obstacle(self._gradients.parameters()), self._executor.give_up)
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -187,8 +183,8 @@ class Step:
     def run(self, batch: Any, share: float = 1.0, last: bool = True) -> None:
         """As calling it; the loss of the window stays in `losses`."""
         self._window.append((batch, share))
-        if len(self._window) == 1 and self._trial:
-            self._trial.begin()
+        if len(self._window) == 1:
+            self._begin_window()
         self._executor.paused = self._ranks.several and (self._ranks.cautious or not self._ranks.apart)
         try:
             self._watch_constants()
@@ -200,6 +196,12 @@ class Step:
             raise
         if last:
             self._end_window()
+
+    def _begin_window(self) -> None:
+        if self._trial:
+            self._trial.begin()
+        if self._pace and self._executor.reason and (not self._trial or self._trial.over):
+            self._pace.begin()
 
     def _drop_window(self) -> None:
         self._window.clear()
@@ -213,6 +215,10 @@ class Step:
         self._executor.forget()
 
     def _end_window(self) -> None:
+        if self._pace:
+            self._pace.end()
+            if self._pace.known:
+                self._choose_kernels(self._pace)
         self._window.clear()
         self._counter.advanced()
         self.losses.written()
@@ -243,14 +249,6 @@ class Step:
             self._stale = False
             self._drop_gradients()
 
-    def _watch_buffers(self) -> None:
-        """A graph goes on with the tensors that it found; what a model makes in its first call may stay."""
-        before, self._buffers = self._buffers, dict(self.model.named_buffers())
-        if before is not None:
-            new = [name for name, buffer in self._buffers.items() if buffer is not before.get(name)]
-            if new:
-                self._executor.give_up(f"the model puts a new tensor where its buffer {new[0]} was: write into it")
-
     def _constants_now(self) -> list[Any]:
         flags = [module.training for module in self._modules]
         return [*self._rates.constants(), *flags, *[parameter.requires_grad for parameter in self._weights]]
@@ -259,8 +257,7 @@ class Step:
         """The window's newest batch; the whole window again where it has to be done in another way."""
         part = len(self._window) - 1
         if part == 0:  # a replay allocates nothing, and needs no way back
-            buffers = [] if self._executor.has_graphs else self.model.buffers()
-            self._before = [(buffer, buffer.detach().clone()) for buffer in buffers]
+            self._buffers.forget() if self._executor.has_graphs else self._buffers.remember()
         again = False
         while part < len(self._window):
             try:
@@ -283,8 +280,7 @@ class Step:
     def _go_to_start(self) -> None:
         """Nothing of the window has happened."""
         self._drop_gradients()
-        for buffer, before in self._before:
-            buffer.copy_(before)
+        self._buffers.go_back()
 
     def _go_on_uncompiled(self, error: Exception) -> None:
         undo_compile(self.model)
@@ -294,6 +290,14 @@ class Step:
             fuse_again(self.optimizer)
         self._go_to_start()
         self._notify(f"the model does not compile and runs as it stands: {first_words(error)}")
+
+    def _choose_kernels(self, pace: Pace) -> None:
+        """Kernels of ours save the device time, and cost the host some, where it launches each of them."""
+        self._pace = None
+        if pace.is_the_hosts and not self._uncompiled:
+            undo_compile(self.model)
+            compile_model(inner(self.model), self.settings.compile)
+            self._notify("the GPU waits for the host: the model is compiled without hotloop's kernels")
 
     def _average_during(self, trial: Trial, error: Exception) -> None:
         """The first windows whose gradients were to be averaged after backward do not work, here or on another rank."""
@@ -362,8 +366,9 @@ class Step:
         place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
         value = self._executor.run(place, batch, partial(uncompiled, work) if self._uncompiled else work)
-        if self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason:
-            self._watch_buffers()
+        goes_to_graph = self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason
+        if goes_to_graph and (name := self._buffers.replaced()):  # a graph stays with the tensors that it found
+            self._executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it")
         if self.settings.compile and not self._looked_for_breaks:
             self._looked_for_breaks = True
             if reason := first_break():
@@ -403,14 +408,15 @@ class Step:
         """What a graph holds: all that is done on the device for one piece."""
         if first:
             self._gradients.zero()
-        with self._ranks.backward(last):
+        flat = self._gradients.flat_of(self.model, self._ranks.parameters()) if self._ranks.apart else None
+        with self._ranks.backward(last), flat.stand_ins.in_place() if flat else nullcontext():
             with self.autocast():
                 loss = self._loss(self.model, batch)
             check_scalar(loss)
             # As the gradient of the loss, share and scale cost no kernel of their own.
             scale = self._scaler.scale(self._share)
-            if self._ranks.apart:
-                self._gradients.flatten(loss.float(), self._ranks.parameters(), scale, first)
+            if flat:
+                flat.put(flat.stand_ins.gradients(loss.float(), scale), first)
             else:
                 loss.float().backward(scale)  # type: ignore[no-untyped-call]
         value = loss.detach().float()

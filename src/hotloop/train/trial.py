@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from hotloop.train.gradients import Gradients
 from hotloop.train.ranks import Ranks
 
 _SETTLE, _TIMED = 10, 5
@@ -34,6 +35,11 @@ class Trial:
         self._windows = 0
         self._seconds: dict[bool, list[float]] = {False: [], True: []}
         self._started = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether it is decided."""
+        return self._windows >= 2 * (_SETTLE + _TIMED)
 
     def begin(self) -> None:
         """A window starts."""
@@ -78,7 +84,7 @@ class Trial:
 
     def restart(self) -> None:
         """The work of a window has changed."""
-        if self._windows < 2 * (_SETTLE + _TIMED):
+        if not self.over:
             self._windows, self._ranks.apart = 0, False
             self._seconds = {False: [], True: []}
 
@@ -86,3 +92,17 @@ class Trial:
     def _is_timed(self) -> bool:
         phase = self._windows // (_SETTLE + _TIMED)
         return phase < 2 and self._windows % (_SETTLE + _TIMED) >= _SETTLE
+
+
+def start_trial(ranks: Ranks, gradients: Gradients, give_up: Callable[[str], None]) -> Trial | None:
+    """A trial for these ranks; None where there is one alone, or no choice.
+
+    Args:
+        give_up: called with the reason where nothing is to be captured.
+    """
+    if not ranks.several:
+        return None
+    if not ranks.have_ddp:
+        give_up("ranks talk to each other without DistributedDataParallel")
+        return None
+    return Trial(ranks, lambda: ranks.obstacle(gradients.parameters()), give_up)
