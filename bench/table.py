@@ -115,6 +115,16 @@ def step_second_start(result: dict[str, Any]) -> tuple[str, str]:
     return "the first step of a compiled ResNet-50, at its second start against its first", text
 
 
+def two_cards(result: dict[str, Any]) -> tuple[str, str]:
+    small, large = result["layers"]["ratios"], result["resnet50"]["ratios"]
+    speed = result["resnet50"]["figures"]["hotloop"]["samples_per_second"]
+    text = (
+        f"{spread(speed, 'images/s')}: **{large['DDP, compiled']:.2f} ×** DistributedDataParallel compiled by hand, "
+        f"{large['DDP']:.2f} × uncompiled; three small layers **{small['DDP']:.1f} ×**"
+    )
+    return f"ResNet-50, 224 pixels, batch 128 on each of {result['ranks']} GPUs", text
+
+
 ROWS = {
     "loop_cost": loop_cost,
     "step_resnet50": step_resnet50,
@@ -123,6 +133,7 @@ ROWS = {
     "step_small": step_small,
     "step_second_start": step_second_start,
     "gpt2": gpt2,
+    "two_cards": two_cards,
     "demo_epoch": demo_epoch,
     "contention": contention,
     "kills": kills,
@@ -132,7 +143,9 @@ ROWS = {
 
 
 def where(machine: dict[str, Any]) -> str:
-    device = machine["gpus"][0]["name"] if machine["gpus"] else f"{machine['cpus']} cores, {machine['processor']}"
+    gpus = [gpu["name"] for gpu in machine["gpus"]]
+    several = f"{len(gpus)} × " if len(gpus) > 1 else ""
+    device = several + gpus[0] if gpus else f"{machine['cpus']} cores, {machine['processor']}"
     return f"{device}; torch {machine['packages'].get('torch', '-')}, Python {machine['python']}"
 
 

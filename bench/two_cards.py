@@ -18,6 +18,7 @@ from contenders import Image, Train, figures, hand_written, hotloop_step, measur
 from record import add_device, publish
 from step import resnet
 from torch import distributed, multiprocessing, nn
+from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 _BEFORE = 45
@@ -53,6 +54,8 @@ def rank_main(rank: int, size: int, folder: str, device: str, rounds: int) -> No
         cases["resnet50"] = (resnet("resnet18", 10), Image(4, 32, 10))
     content: dict[str, Any] = {}
     for name, (make, image) in cases.items():
+        torch.compiler.reset()  # what the rival of the case before compiled is not ours
+        counters.clear()
         told: list[str] = []
 
         def by_hand(mode: str | None, make: Any = make, image: Image = image) -> Train:
