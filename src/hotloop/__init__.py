@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hotloop.train.memory import MemoryReport as MemoryReport
     from hotloop.train.memory import memory_report as memory_report
     from hotloop.train.preemption import Preemption as Preemption
+    from hotloop.train.prefetch import prefetch as prefetch
     from hotloop.train.step import Step as Step
     from hotloop.train.step_settings import StepSettings as StepSettings
     from hotloop.train.training import train_job as train_job
@@ -52,6 +53,7 @@ _HOMES = {
     "MemoryMarks": "train.memory",
     "MemoryReport": "train.memory",
     "memory_report": "train.memory",
+    "prefetch": "train.prefetch",
     "Preemption": "train.preemption",
     "Step": "train.step",
     "StepSettings": "train.step_settings",

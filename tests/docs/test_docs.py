@@ -71,6 +71,10 @@ def test_the_own_loop_learns_and_continues(images: Path, tmp_path: Path) -> None
     assert again == "", "all epochs were done"
 
 
+def test_a_loop_over_any_loader_learns() -> None:
+    assert float(call(sys.executable, "examples/any_loader.py").split()[1]) < 0.3
+
+
 def test_the_readmes_table_is_what_was_measured() -> None:
     assert call(sys.executable, "bench/table.py", "--check") == "", "it prints only what differs"
 

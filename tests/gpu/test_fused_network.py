@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from fused_layers import all_cases
+from resampled import largest_error
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision import models
@@ -147,3 +148,8 @@ def test_kernels_of_ours_are_left_out_where_the_host_launches_each_and_is_late()
     losses = [step(batch).item() for _ in range(20)]
     assert told == ["the GPU waits for the host: the model is compiled without hotloop's kernels"]
     assert losses == sorted(losses, reverse=True), "and it learns on"
+
+
+def test_the_kernel_that_resizes_crops_is_the_filter() -> None:
+    assert largest_error("cuda") < 1e-4
+    assert largest_error("cuda", 224) < 1e-4

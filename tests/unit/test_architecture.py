@@ -127,6 +127,7 @@ def test_the_public_names() -> None:
         "Task",
         "load_job",
         "memory_report",
+        "prefetch",
         "read_machine",
         "train_job",
     ]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,7 +17,13 @@ class Dataset(ABC):
     """Samples by number.
 
     Its objects travel to worker processes by pickle: keep what is small (paths, not pixels), open files in `sample`.
+
+    Attributes:
+        room: for arrays of one dimension whose length differs between samples, by name, how many elements one has at
+            most. In a batch each has so many; what lies behind a sample's own is anything.
     """
+
+    room: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def __len__(self) -> int:
@@ -114,4 +121,5 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
         shapes = ", ".join(f"{key} of shape {array.shape}" for key, array in arrays.items())
         fix = "return at least one array that is not empty"
         raise InputError(f"{dataset.name(0)} holds no number", f"it has {shapes or 'no array'}", fix)
-    return {key: Field(array.shape, array.dtype) for key, array in arrays.items()}
+    room = {key: (most,) for key, most in dataset.room.items()}
+    return {key: Field(room.get(key, array.shape), array.dtype) for key, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""One image file to one crop of a given size."""
+"""One image file to one crop."""
 
 import io
 import math
@@ -24,19 +24,61 @@ class Box:
     flip: bool
 
 
-def decode_crop(path: str, size: int, crop: Callable[[int, int], Box], max_pixels: int) -> np.ndarray:
-    """Read an image file, crop it, and resize the crop to (size, size).
+@dataclass(frozen=True)
+class Cut:
+    """Decoded pixels and the crop in them, in fractions of a pixel where they were scaled.
 
-    JPEG goes through libjpeg-turbo, which scales by eighths while it decodes where the crop is larger than what is
-    asked; the rest through Pillow. Resizing is Pillow's antialiased bilinear filter. One 64×64 JPEG takes 0.1 ms,
-    a photograph of 500×375 about 1 ms.
+    Attributes:
+        pixels: uint8 (height, width, 3), red green blue.
+        left, top, right, bottom: edges of the crop.
+        flip: whether it is mirrored.
+    """
+
+    pixels: np.ndarray
+    left: float
+    top: float
+    right: float
+    bottom: float
+    flip: bool
+
+    def resized(self, size: int) -> np.ndarray:
+        """The crop as uint8 (size, size, 3), by Pillow's antialiased bilinear filter."""
+        pixels = self.pixels
+        edges = (self.left, self.top, self.right, self.bottom)
+        if edges != (0, 0, size, size) or pixels.shape[:2] != (size, size):
+            image = Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box=edges)
+            pixels = np.asarray(image)
+        return pixels[:, ::-1] if self.flip else pixels
+
+    def packed(self, size: int, room: int) -> tuple[np.ndarray, np.ndarray]:
+        """What a device needs to resize the crop: its pixels and those around it that the filter reads.
+
+        Where those are more than `room` bytes the crop is resized here, and there is nothing left to do there.
+
+        Returns:
+            uint8 (bytes,), row by row, and float32 (7,): height, width, left, top, right, bottom, 1 if mirrored.
+        """
+        height, width = self.pixels.shape[:2]
+        across, down = (math.ceil(max(part / size, 1.0)) for part in (self.right - self.left, self.bottom - self.top))
+        left, top = max(0, math.floor(self.left) - across), max(0, math.floor(self.top) - down)
+        right, bottom = min(width, math.ceil(self.right) + across), min(height, math.ceil(self.bottom) + down)
+        if (right - left) * (bottom - top) * 3 > room:
+            return self.resized(size).reshape(-1), np.asarray([size, size, 0, 0, size, size, 0], np.float32)
+        pixels = self.pixels[top:bottom, left:right].reshape(-1)
+        edges = (self.left - left, self.top - top, self.right - left, self.bottom - top)
+        return pixels, np.asarray([bottom - top, right - left, *edges, self.flip], np.float32)
+
+
+def decode_crop(path: str, size: int, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:
+    """Read an image file and choose a crop that is to become (size, size).
+
+    JPEG goes through libjpeg-turbo, which scales by 2, 4 or 8 while it decodes where the crop is larger than what is
+    asked; the rest through Pillow. One 64×64 JPEG takes 0.1 ms, a photograph of 500×375 about 1 ms; `Cut.resized`
+    another 0.7 ms.
 
     Args:
         crop: called once with height and width of the image, returns the crop.
         max_pixels: an image of more counts as damaged, before it is decoded.
-
-    Returns:
-        uint8 (size, size, 3), red green blue.
 
     Raises:
         DamagedSample: the file cannot be opened or decoded, or is too large.
@@ -50,51 +92,42 @@ def decode_crop(path: str, size: int, crop: Callable[[int, int], Box], max_pixel
         raise DamagedSample(path, "the file is empty")
     try:
         if content.startswith(b"\xff\xd8"):
-            pixels, box = _decode_jpeg(content, size, crop, max_pixels)
-        else:
-            pixels, box = _decode_other(content, crop, max_pixels)
+            return _decode_jpeg(content, size, crop, max_pixels)
+        return _decode_other(content, crop, max_pixels)
     except UnidentifiedImageError:
         raise DamagedSample(path, "it is no image of a known format") from None
     except Exception as error:  # on damaged data decoders raise whatever their parsers trip over
         raise DamagedSample(path, str(error).strip() or type(error).__name__) from None
-    return _resize(pixels, box, size)
 
 
-@dataclass(frozen=True)
-class _ScaledBox:
-    """A crop in the pixels of what was decoded; fractions where it was scaled."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-    flip: bool
-
-
-def _decode_jpeg(
-    content: bytes, size: int, crop: Callable[[int, int], Box], max_pixels: int
-) -> tuple[np.ndarray, _ScaledBox]:
+def _decode_jpeg(content: bytes, size: int, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
     if colorspace in ("CMYK", "YCCK"):  # libjpeg-turbo does not convert it to RGB
         return _decode_other(content, crop, max_pixels)
     _check_size(height, width, max_pixels)
     box = crop(height, width)
+    part = _smallest_part(min(box.height, box.width) / size)
     pixels = simplejpeg.decode_jpeg(
-        content,
-        "RGB",
-        min_height=math.ceil(height * min(1.0, size / box.height)),
-        min_width=math.ceil(width * min(1.0, size / box.width)),
+        content, "RGB", min_height=math.ceil(height * part), min_width=math.ceil(width * part)
     )
-    return pixels, _scaled(box, pixels.shape[0] / height, pixels.shape[1] / width)
+    return _cut(pixels, box, pixels.shape[0] / height, pixels.shape[1] / width)
 
 
-def _decode_other(content: bytes, crop: Callable[[int, int], Box], max_pixels: int) -> tuple[np.ndarray, _ScaledBox]:
+def _smallest_part(ratio: float) -> float:
+    """To which part of its size an image may be scaled whose crop is so many times too large.
+
+    libjpeg-turbo knows all eighths, but has fast code for these alone: 6/8 takes 1.2 times as long as 8/8.
+    """
+    return next((part for part in (0.125, 0.25, 0.5) if part * ratio >= 1), 1.0)
+
+
+def _decode_other(content: bytes, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of sizes that max_pixels decides on, and of odd metadata
         with Image.open(io.BytesIO(content)) as image:
             _check_size(image.height, image.width, max_pixels)
             pixels = np.asarray(_eight_bits(image).convert("RGB"))
-    return pixels, _scaled(crop(pixels.shape[0], pixels.shape[1]), 1.0, 1.0)
+    return _cut(pixels, crop(pixels.shape[0], pixels.shape[1]), 1.0, 1.0)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -109,14 +142,6 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise ValueError(f"{width} x {height} is {height * width:,} pixels; the limit is {max_pixels:,} (max_pixels)")
 
 
-def _scaled(box: Box, down: float, across: float) -> _ScaledBox:
+def _cut(pixels: np.ndarray, box: Box, down: float, across: float) -> Cut:
     bottom, right = (box.top + box.height) * down, (box.left + box.width) * across
-    return _ScaledBox(box.left * across, box.top * down, right, bottom, box.flip)
-
-
-def _resize(pixels: np.ndarray, box: _ScaledBox, size: int) -> np.ndarray:
-    edges = (box.left, box.top, box.right, box.bottom)
-    if edges != (0, 0, size, size) or pixels.shape[:2] != (size, size):
-        image = Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box=edges)
-        pixels = np.asarray(image)
-    return pixels[:, ::-1] if box.flip else pixels
+    return Cut(pixels, box.left * across, box.top * down, right, bottom, box.flip)

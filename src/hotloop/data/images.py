@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -211,22 +211,33 @@ class CenterCrop:
 class ImageFiles(Dataset):
     """Crops of the images of a list.
 
-    A sample is `images`, uint8 (size, size, 3), red green blue, and `labels`, int64.
+    A sample is `images`, uint8 (size, size, 3), red green blue, and `labels`, int64. Where a device resizes, it is
+    `pixels` and `boxes` in place of `images`, as `Cut.packed` gives them.
     """
 
     images: ImageList
     size: int
     crop: RandomCrop | CenterCrop
     max_pixels: int
+    resize: bool = True
+
+    @property
+    def room(self) -> Mapping[str, int]:  # type: ignore[override]
+        """Of twice the size each way, which is nearly always enough, as JPEG is scaled by half where there is more."""
+        return {} if self.resize else {"pixels": (2 * self.size) ** 2 * 3}
 
     def __len__(self) -> int:
         return len(self.images.paths)
 
     def sample(self, index: int, random: np.random.Generator) -> Sample:
-        pixels = decode_crop(
+        cut = decode_crop(
             self.images.paths[index], self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels
         )
-        return {"images": pixels, "labels": np.asarray(self.images.labels[index], dtype=np.int64)}
+        labels = np.asarray(self.images.labels[index], dtype=np.int64)
+        if self.resize:
+            return {"images": cut.resized(self.size), "labels": labels}
+        pixels, boxes = cut.packed(self.size, self.room["pixels"])
+        return {"pixels": pixels, "boxes": boxes, "labels": labels}
 
     def name(self, index: int) -> str:
         return self.images.paths[index]

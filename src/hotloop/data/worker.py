@@ -86,7 +86,9 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
                 continue
             for name, view in views.items():
                 what = f"{name} of {feed.dataset.name(filled.index)}"
-                view[place] = _checked(np.asarray(filled.sample[name]), view, what)
+                value = np.asarray(filled.sample[name])
+                to = view[place, : len(value)] if name in feed.dataset.room else view[place, ...]
+                to[...] = _checked(value, to, what)
             if filled.index != index:
                 replaced[place] = filled.index
             damages += [(place, damage) for damage in filled.damages]
@@ -99,11 +101,11 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
     return Filling(chunk.number, replaced, tuple(damages))
 
 
-def _checked(value: np.ndarray, view: np.ndarray, what: str) -> np.ndarray:
+def _checked(value: np.ndarray, to: np.ndarray, what: str) -> np.ndarray:
     """The value, if it fits into a batch as it is; numpy would broadcast or cast it silently."""
-    if (value.shape, value.dtype) != (view.shape[1:], view.dtype):
+    if (value.shape, value.dtype) != (to.shape, to.dtype):
         raise ValueError(
-            f"{what} has shape {value.shape} of {value.dtype}, the first sample's is {view.shape[1:]} of {view.dtype}"
+            f"{what} has shape {value.shape} of {value.dtype}, the first sample's is {to.shape} of {to.dtype}"
         )
     return value
 

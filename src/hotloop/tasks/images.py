@@ -5,6 +5,7 @@ Shape suffixes: B batch, H height, W width, C channels, K classes.
 
 from collections.abc import Sequence
 from functools import cached_property
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -73,14 +74,17 @@ class ImageClassification(Task):
             raise InputError(what, "files are varied by crops", "--set task.augment.shift=0, and crop_scale instead")
         random = RandomCrop(augment.crop_scale, augment.crop_ratio, augment.flip)
         crop = random if split == "train" else CenterCrop(settings.center_crop)
-        return ImageFiles(images, settings.image_size, crop, settings.max_pixels)
+        return ImageFiles(images, settings.image_size, crop, settings.max_pixels, resize=not self._resizes_on_device)
 
     def model(self) -> nn.Module:
         return build_model(self.job.model.name, len(self.train_images.classes), self.job.model.arguments)
 
     def prepare(self, batch: Tensors, training: bool) -> Tensors:
-        images_BCHW = batch["images"].permute(0, 3, 1, 2)
         labels = batch["labels"]
+        if "pixels" in batch and not (training and self._randaugment):
+            images_BCHW = self._resampled(batch, self._mean, self._scale, self._dtype)
+            return self._mixed(images_BCHW.contiguous(memory_format=self._layout), labels, training)
+        images_BCHW = self._images(batch).permute(0, 3, 1, 2)
         if training and RANDOM in batch:
             images_BCHW = self._crops.cut(images_BCHW.float(), batch[RANDOM], self.settings.image_size)
         elif images_BCHW.shape[2:] != (self.settings.image_size, self.settings.image_size):
@@ -89,9 +93,7 @@ class ImageClassification(Task):
             images_BCHW = self._randaugment(images_BCHW.to(torch.uint8))
         mean, scale = self._mean.to(images_BCHW.device), self._scale.to(images_BCHW.device)
         images_BCHW = ((images_BCHW.float() - mean) * scale).contiguous(memory_format=self._layout)
-        if training and self._mix and len(labels) > 1:
-            images_BCHW, labels = self._mix(images_BCHW, labels)
-        return {"images": images_BCHW, "labels": labels}
+        return self._mixed(images_BCHW, labels, training)
 
     def forward(self, model: nn.Module, batch: Tensors) -> Tensor:
         logits_BK: Tensor = model(batch["images"])
@@ -111,8 +113,43 @@ class ImageClassification(Task):
         predictions, labels = outputs.argmax(1).tolist(), batch["labels"].tolist()
         return [
             Example(name, classes[label], classes[prediction], label == prediction, pixels)
-            for name, label, prediction, pixels in zip(names, labels, predictions, batch["images"], strict=True)
+            for name, label, prediction, pixels in zip(names, labels, predictions, self._images(batch), strict=True)
         ]
+
+    def _mixed(self, images_BCHW: Tensor, labels: Tensor, training: bool) -> Tensors:
+        if training and self._mix and len(labels) > 1:
+            images_BCHW, labels = self._mix(images_BCHW, labels)
+        return {"images": images_BCHW, "labels": labels}
+
+    def _images(self, batch: Tensors) -> Tensor:
+        """The batch's images, uint8 (B, H, W, C)."""
+        if "pixels" not in batch:
+            return batch["images"]
+        images_BCHW = self._resampled(batch, torch.zeros_like(self._mean), torch.ones_like(self._scale), torch.float32)
+        return images_BCHW.round().to(torch.uint8).permute(0, 2, 3, 1)
+
+    def _resampled(self, batch: Tensors, mean: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        from hotloop.kernels.resample import resample
+
+        pixels, boxes = batch["pixels"], batch["boxes"]
+        resampled: Tensor = resample(
+            pixels, boxes, mean.to(pixels.device), scale.to(pixels.device), self.settings.image_size, dtype
+        )
+        return resampled
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """Of images that go to the model as they are: what its first layer would turn them into."""
+        if self._mix or self.job.model.keep_fp32:
+            return torch.float32
+        return {"bf16": torch.bfloat16, "float8": torch.bfloat16, "fp16": torch.float16}.get(
+            self.job.precision, torch.float32
+        )
+
+    @cached_property
+    def _resizes_on_device(self) -> bool:
+        """Resizing takes a processor as long as decoding; a GPU a hundredth of a step."""
+        return self.job.device == "cuda" and find_spec("triton") is not None
 
     def _middle(self, images_BCHW: Tensor) -> Tensor:
         """The middle of images that have another size than the model sees, resized with antialiasing."""

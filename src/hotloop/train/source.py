@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,10 @@ from hotloop.data.dataset import Dataset
 from hotloop.data.loader import Batch, Loader, LoaderSettings
 from hotloop.data.random import epoch_order, sample_numbers
 from hotloop.tasks.task import RANDOM, Tensors
+from hotloop.train.device_slots import DeviceSlot
+
+_SLOTS = 3
+"""Batches on the device: one in use, one on its way, and one that lets the host be a step ahead of the device."""
 
 
 @dataclass(frozen=True)
@@ -181,25 +186,23 @@ class LoaderSource:
 
     def _copied_ahead(self, batches: Generator[Batch], stream: torch.cuda.Stream) -> Generator[DeviceBatch]:
         """One batch is on its way while the one before is trained on."""
-        ahead: tuple[DeviceBatch, torch.cuda.Event] | None = None
+        slots = cycle([DeviceSlot(self._device, stream) for _ in range(_SLOTS)])
+        ahead: tuple[DeviceBatch, DeviceSlot] | None = None
         for batch in batches:
-            with torch.cuda.stream(stream):
-                tensors = {name: self._copy(array) for name, array in self._arrays(batch).items()}
-                copied = stream.record_event()
+            slot, arrays = next(slots), self._arrays(batch)
+            sent = slot.send([torch.from_numpy(array) for array in arrays.values()])
             if ahead:
-                yield self._handed_over(*ahead)
-            ahead = DeviceBatch(tensors, np.asarray(batch.indices), batch.epoch, batch.number), copied
-            copied.synchronize()  # the loader fills the slot anew once it is asked for the next batch
+                yield from self._handed_over(*ahead)
+            tensors = dict(zip(arrays, sent, strict=True))
+            ahead = DeviceBatch(tensors, np.asarray(batch.indices), batch.epoch, batch.number), slot
+            slot.wait_sent()  # the loader fills its place anew once it is asked for the next batch
         if ahead:
-            yield self._handed_over(*ahead)
+            yield from self._handed_over(*ahead)
 
-    def _handed_over(self, batch: DeviceBatch, copied: torch.cuda.Event) -> DeviceBatch:
-        """To the stream that trains: it waits for the copy, and the memory is not reused before it is done."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(copied)
-        for tensor in batch.tensors.values():
-            tensor.record_stream(current)
-        return batch
+    def _handed_over(self, batch: DeviceBatch, slot: DeviceSlot) -> Generator[DeviceBatch]:
+        slot.hand_over()
+        yield batch
+        slot.used()
 
     def _arrays(self, batch: Batch) -> dict[str, np.ndarray]:
         if not self._numbers:
@@ -208,9 +211,6 @@ class LoaderSource:
             samples = len(self.dataset)
             self._table = batch.epoch, sample_numbers(self.settings.seed, batch.epoch, samples, self._numbers)
         return {**batch.arrays, RANDOM: self._table[1][np.asarray(batch.indices)]}
-
-    def _copy(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""Memory on a GPU for the batches that go there, used again and again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class DeviceSlot:
+    """Room for one batch on a device, filled on a stream of its own while another batch is in use.
+
+    Both directions wait: a copy for the work that read what was there, and the work for the copy.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+        self._device = device
+        self._stream = stream
+        self._rooms = Rooms(device=device)
+        self._sent: torch.cuda.Event | None = None
+        self._used: torch.cuda.Event | None = None
+
+    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Queue copies of tensors of the host; those on a device already stay what they are.
+
+        From page-locked memory the host does not wait; that memory is free again after `wait_sent`.
+        """
+        if self._used:
+            self._stream.wait_event(self._used)
+        with torch.cuda.stream(self._stream):
+            sent = [
+                self._rooms.copy(number, tensor) if tensor.device.type == "cpu" else tensor
+                for number, tensor in enumerate(tensors)
+            ]
+            self._sent = self._stream.record_event()
+        return sent
+
+    def also_sent(self) -> None:
+        """More work on the stream belongs to the batch."""
+        self._sent = self._stream.record_event()
+
+    def hand_over(self) -> None:
+        """What is queued on the current stream from now on may read the batch."""
+        assert self._sent is not None
+        torch.cuda.current_stream(self._device).wait_event(self._sent)
+
+    def wait_sent(self) -> None:
+        """Wait on the host until the batch is there."""
+        assert self._sent is not None
+        self._sent.synchronize()
+
+    def used(self) -> None:
+        """All that reads the batch is queued on the current stream."""
+        self._used = torch.cuda.current_stream(self._device).record_event()
+
+
+class Rooms:
+    """Tensors that are kept for others like them, by number."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._kept: dict[int, tuple[Any, Tensor]] = {}
+
+    def copy(self, number: int, tensor: Tensor) -> Tensor:
+        """A copy in the room of this number, which is made anew for another shape, type or layout."""
+        kind = (tensor.shape, tensor.dtype, tensor.stride())
+        known, room = self._kept.get(number, (None, tensor))
+        if known != kind:
+            room = torch.empty_like(tensor, **self._options)
+            self._kept[number] = kind, room
+        return room.copy_(tensor, non_blocking=True)
