@@ -19,8 +19,8 @@ class Dataset(ABC):
     Its objects travel to worker processes by pickle: keep what is small (paths, not pixels), open files in `sample`.
 
     Attributes:
-        room: for arrays of one dimension whose length differs between samples, by name, how many elements one has at
-            most. In a batch each has so many; what lies behind a sample's own is anything.
+        room: for arrays whose shape differs between samples, by name, how many elements one has at most. In a batch
+            each has so many in one dimension, its own first; what lies behind them is anything.
     """
 
     room: Mapping[str, int] = MappingProxyType({})

@@ -56,15 +56,15 @@ class Cut:
         Where those are more than `room` bytes the crop is resized here, and there is nothing left to do there.
 
         Returns:
-            uint8 (bytes,), row by row, and float32 (7,): height, width, left, top, right, bottom, 1 if mirrored.
+            uint8 (height, width, 3) and float32 (7,): height, width, left, top, right, bottom, 1 if mirrored.
         """
         height, width = self.pixels.shape[:2]
         across, down = (math.ceil(max(part / size, 1.0)) for part in (self.right - self.left, self.bottom - self.top))
         left, top = max(0, math.floor(self.left) - across), max(0, math.floor(self.top) - down)
         right, bottom = min(width, math.ceil(self.right) + across), min(height, math.ceil(self.bottom) + down)
         if (right - left) * (bottom - top) * 3 > room:
-            return self.resized(size).reshape(-1), np.asarray([size, size, 0, 0, size, size, 0], np.float32)
-        pixels = self.pixels[top:bottom, left:right].reshape(-1)
+            return self.resized(size), np.asarray([size, size, 0, 0, size, size, 0], np.float32)
+        pixels = self.pixels[top:bottom, left:right]
         edges = (self.left - left, self.top - top, self.right - left, self.bottom - top)
         return pixels, np.asarray([bottom - top, right - left, *edges, self.flip], np.float32)
 

@@ -87,7 +87,7 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
             for name, view in views.items():
                 what = f"{name} of {feed.dataset.name(filled.index)}"
                 value = np.asarray(filled.sample[name])
-                to = view[place, : len(value)] if name in feed.dataset.room else view[place, ...]
+                to = _part(view[place], value, what) if name in feed.dataset.room else view[place, ...]
                 to[...] = _checked(value, to, what)
             if filled.index != index:
                 replaced[place] = filled.index
@@ -99,6 +99,13 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
         failure = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
         return Filling(chunk.number, replaced, tuple(damages), " ".join(failure.split()), traceback.format_exc())
     return Filling(chunk.number, replaced, tuple(damages))
+
+
+def _part(room: np.ndarray, value: np.ndarray, what: str) -> np.ndarray:
+    """The beginning of a sample's room, in the shape of the value: one copy, however the value lies in memory."""
+    if value.size > len(room):
+        raise ValueError(f"{what} has {value.size:,} elements; there is room for {len(room):,} (Dataset.room)")
+    return room[: value.size].reshape(value.shape)
 
 
 def _checked(value: np.ndarray, to: np.ndarray, what: str) -> np.ndarray:

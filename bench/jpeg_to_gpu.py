@@ -1,0 +1,223 @@
+"""ResNet-50 from JPEG files on one GPU: which share of the speed on data that lies on the GPU is reached.
+
+Photographs of 500 × 375 pixels and 110 to 140 KiB, 224 pixels to the model, batch 256, bf16, compiled. hotloop is
+`hotloop train` as a whole. The rivals are the hand-written compiled loop over DataLoaders: torchvision's decoder, and
+libjpeg-turbo with OpenCV, uint8 from the workers, pinned, normalised on the GPU.
+
+Each contender is a process of its own with so many processors; an epoch after those in which all is compiled and
+measured gives one figure. Goals with 16 processors: 0.97 of the data on the GPU and 1.35 times the best DataLoader;
+0.90 with 8, 0.75 with 4.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from contenders import Image, hotloop_step
+from photographs import make_photographs
+from record import Figure, add_device, record
+from step import resnet
+
+_WARM_EPOCHS = 2
+_SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Sizes:
+    """What is trained: large on a GPU, tiny without."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        tiny = device == "cpu"
+        self.network, self.classes = ("resnet18", 10) if tiny else ("resnet50", 1000)
+        self.pixels, self.batch = (32, 16) if tiny else (224, 256)
+
+
+def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int) -> list[float]:
+    """Seconds of each epoch of the whole of `hotloop train`."""
+    from hotloop import read_machine, train_job
+    from hotloop.core.job import parse_job
+    from hotloop.train.observer import Event, Observer, Validated
+
+    ends: list[float] = []
+
+    class Watch(Observer):
+        def on(self, event: Event) -> None:
+            if isinstance(event, Validated):
+                ends.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as run:
+        raw = {
+            "device": sizes.device,
+            "task": {"image_size": sizes.pixels, "augment": {"crop_scale": _SCALE, "crop_ratio": _RATIO, "flip": 0.5}},
+            "data": {"train": str(folder), "batch_size": sizes.batch, "last_batch": "drop"},
+            "model": {"name": sizes.network, "arguments": {"num_classes": sizes.classes}},
+            "train": {"epochs": epochs + 1},
+            "optimizer": {"name": "sgd", "learning_rate": 0.01},
+            "speed": {"compile": sizes.device == "cuda"},
+            "run": {"dir": f"{run}/run"},
+        }
+        result = train_job(parse_job(raw, "bench"), read_machine(), Watch())[1]
+        print(f"data wait {result.data_wait_share:.3f}, captured {result.captured}", file=sys.stderr)
+    return [after - before for before, after in pairwise(ends)]
+
+
+def resident_epochs(sizes: Sizes, folder: Path, epochs: int) -> list[float]:
+    """As many steps on one batch that lies on the device."""
+    train = hotloop_step(
+        resnet(sizes.network, sizes.classes), Image(sizes.batch, sizes.pixels, sizes.classes), sizes.device
+    )
+    return [seconds for seconds in timed(sizes, folder, epochs, train)]
+
+
+def timed(sizes: Sizes, folder: Path, epochs: int, train: Callable[[], object]) -> Iterator[float]:
+    import torch
+
+    steps = len(list(folder.glob("*/*.jpg"))) // sizes.batch
+    for _ in range(epochs):
+        started = time.perf_counter()
+        for _ in range(steps):
+            train()
+        if sizes.device == "cuda":
+            torch.cuda.synchronize()
+        yield time.perf_counter() - started
+
+
+def decode_opencv(path: str) -> Any:
+    import cv2
+    import simplejpeg
+
+    cv2.setNumThreads(0)
+    return simplejpeg.decode_jpeg(Path(path).read_bytes(), "RGB")
+
+
+class OpenCVCrop:
+    """Random crop and flip of an array, resized by OpenCV."""
+
+    def __init__(self, size: int) -> None:
+        from torchvision.transforms import v2
+
+        self.size, self.crop = size, v2.RandomResizedCrop(size, _SCALE, _RATIO)
+
+    def __call__(self, pixels: Any) -> Any:
+        import cv2
+        import numpy as np
+        import torch
+
+        box = self.crop.make_params([torch.empty(3, *pixels.shape[:2], device="meta")])
+        part = pixels[box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
+        small = cv2.resize(part, (self.size, self.size), interpolation=cv2.INTER_LINEAR)
+        flipped = small[:, ::-1] if torch.rand(()) < 0.5 else small
+        return torch.from_numpy(np.ascontiguousarray(flipped)).permute(2, 0, 1)
+
+
+def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> list[float]:
+    """The loop of the guides over a DataLoader."""
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision import datasets, io
+    from torchvision.transforms import v2
+
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    if decoder == "opencv":
+        data = datasets.ImageFolder(str(folder), OpenCVCrop(sizes.pixels), loader=decode_opencv)
+    else:
+        crop = [v2.RandomResizedCrop(sizes.pixels, _SCALE, _RATIO, antialias=True), v2.RandomHorizontalFlip()]
+        data = datasets.ImageFolder(str(folder), v2.Compose(crop), loader=partial(io.decode_image, mode="RGB"))
+    workers = len(os.sched_getaffinity(0))
+    gpu = sizes.device == "cuda"
+    loader = DataLoader(data, sizes.batch, shuffle=True, num_workers=workers, pin_memory=gpu, drop_last=True,
+                        persistent_workers=True, prefetch_factor=4)  # fmt: skip
+    model = resnet(sizes.network, sizes.classes)().to(sizes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = torch.compile(model) if gpu else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=gpu)
+    mean, scale = (torch.tensor(values, device=sizes.device).view(3, 1, 1) for values in (_MEAN, _STD))
+    seconds = []
+    for _ in range(epochs):
+        started = time.perf_counter()
+        for pixels, labels in loader:
+            images = pixels.to(sizes.device, non_blocking=True).float().div_(255).sub_(mean).div_(scale)
+            images = images.contiguous(memory_format=torch.channels_last)
+            labels = labels.to(sizes.device, non_blocking=True)
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(sizes.device, torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(network(images), labels)
+            loss.backward()
+            optimizer.step()
+        if gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+CONTENDERS: dict[str, Callable[[Sizes, Path, int], list[float]]] = {
+    "data on the GPU": resident_epochs,
+    "hotloop": hotloop_epochs,
+    "DataLoader, torchvision": partial(dataloader_epochs, decoder="torchvision"),
+    "DataLoader, OpenCV": partial(dataloader_epochs, decoder="opencv"),
+}
+
+
+def rates(name: str, arguments: argparse.Namespace, folder: Path, processors: int) -> list[float]:
+    """Images a second of each epoch that counts, of a process with so many processors."""
+    command = [sys.executable, __file__, "--contender", name, "--folder", str(folder), "--device", arguments.device]
+    command += ["--epochs", str(arguments.epochs), "--processors", str(processors)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    return [float(value) for value in json.loads(done.stdout.splitlines()[-1])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--epochs", type=int, default=7, help="that count")
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--processors", type=int, nargs="*", default=[16, 8, 4])
+    parser.add_argument("--contenders", nargs="*", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--folder", type=Path, help="where the photographs are or are to be; otherwise not kept")
+    parser.add_argument("--contender", choices=CONTENDERS, help="time this one here and print its images a second")
+    add_device(parser)
+    arguments = parser.parse_args()
+    sizes = Sizes(arguments.device)
+    if arguments.contender:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processors[0]])
+        seconds = CONTENDERS[arguments.contender](sizes, arguments.folder, _WARM_EPOCHS + arguments.epochs)
+        images = len(list(arguments.folder.glob("*/*.jpg"))) // sizes.batch * sizes.batch
+        print(json.dumps([images / one for one in seconds[_WARM_EPOCHS:]]))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        make_photographs(folder, arguments.images)
+        content: dict[str, Any] = {"goals": {"16": 0.97, "8": 0.90, "4": 0.75, "best DataLoader": 1.35}}
+        for processors in arguments.processors:
+            found = {}
+            for name in arguments.contenders:
+                found[name] = rates(name, arguments, folder, processors)
+                print(f"{processors} processors, {name}: {Figure.of(found[name], '1/s')}", file=sys.stderr, flush=True)
+            content[str(processors)] = summary(found)
+            if arguments.device == "cuda":
+                record("jpeg_to_gpu", content)
+    print(json.dumps(content))
+
+
+def summary(found: dict[str, list[float]]) -> dict[str, Any]:
+    figures = {name: Figure.of(values, "images/s") for name, values in found.items()}
+    own = figures["hotloop"].median
+    return {
+        "images_per_second": {name: asdict(figure) for name, figure in figures.items()},
+        "ratios": {name: own / figure.median for name, figure in figures.items() if name != "hotloop"},
+    }
+
+
+if __name__ == "__main__":
+    main()
