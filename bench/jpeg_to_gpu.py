@@ -77,7 +77,7 @@ def resident_epochs(sizes: Sizes, folder: Path, epochs: int) -> list[float]:
     train = hotloop_step(
         resnet(sizes.network, sizes.classes), Image(sizes.batch, sizes.pixels, sizes.classes), sizes.device
     )
-    return [seconds for seconds in timed(sizes, folder, epochs, train)]
+    return list(timed(sizes, folder, epochs, train))
 
 
 def timed(sizes: Sizes, folder: Path, epochs: int, train: Callable[[], object]) -> Iterator[float]:
