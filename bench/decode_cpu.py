@@ -29,7 +29,8 @@ _SKIPPED = 4
 
 
 def hotloop_batches(folder: Path, workers: int, epochs: int, resize: bool) -> Iterable[int]:
-    from hotloop.data.images import ImageFiles, RandomCrop, find_images
+    from hotloop.data.image_list import find_images
+    from hotloop.data.images import ImageFiles, RandomCrop
     from hotloop.data.loader import Loaders, LoaderSettings
 
     data = ImageFiles(find_images(str(folder)), _SIZE, RandomCrop(_SCALE, _RATIO, 0.5), 10**8, resize)

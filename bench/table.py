@@ -125,6 +125,15 @@ def two_cards(result: dict[str, Any]) -> tuple[str, str]:
     return f"ResNet-50, 224 pixels, batch 128 on each of {result['ranks']} GPUs", text
 
 
+def first_batch(result: dict[str, Any]) -> tuple[str, str]:
+    seconds = result["seconds"]
+    text = (
+        f"{seconds['median']:.2f} s ({seconds['low']:.2f} to {seconds['high']:.2f}), n = {seconds['n']}; "
+        f"{result['without_index_seconds']:.1f} s without an index"
+    )
+    return f"from a start to the first batch of a folder with {result['images']:,} images, torch not counted", text
+
+
 ROWS = {
     "loop_cost": loop_cost,
     "step_resnet50": step_resnet50,
@@ -135,6 +144,7 @@ ROWS = {
     "gpt2": gpt2,
     "two_cards": two_cards,
     "demo_epoch": demo_epoch,
+    "first_batch": first_batch,
     "contention": contention,
     "kills": kills,
     "help_time": help_time,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hotloop.data.decode import Box, Cut, decode_crop
-from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop, find_images
+from hotloop.data.image_list import find_images
+from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop
 from hotloop.data.loader import Loaders, LoaderSettings
 from hotloop.kernels.resample import resample_plain
 

@@ -14,7 +14,8 @@ from PIL import Image
 from hotloop.core.errors import DamagedSample, InputError
 from hotloop.data.decode import Box, decode_crop
 from hotloop.data.image_arrays import load_images
-from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop, find_images
+from hotloop.data.image_list import find_images
+from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop
 from hotloop.data.random import sample_generator
 
 LIMIT = 10**6
@@ -36,8 +37,8 @@ def test_class_folders_are_read_in_order_of_name(make_images: Callable[..., Path
     (folder / ".hidden").mkdir()
     images = find_images(str(folder))
     assert images.classes == ("class0", "class1", "class2")
-    assert images.labels == (0, 0, 1, 1, 1, 2, 2)
-    assert [Path(path).name for path in images.paths] == [
+    assert images.labels.array.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert [Path(path).name for path in map(images.path, range(len(images)))] == [
         "000.png",
         "001.png",
         "000.png",
@@ -57,7 +58,7 @@ def test_lists_name_files_relative_to_themselves(make_images: Callable[..., Path
     file.write_text("\n".join(lines if suffix == "csv" else [json.dumps({"path": p, "label": c}) for p, c in rows]))
     images = find_images(str(file))
     assert images.classes == ("cat", "dog")
-    assert [Path(path).exists() for path in images.paths] == [True, True]
+    assert [Path(path).exists() for path in map(images.path, range(len(images)))] == [True, True]
 
 
 def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
@@ -115,12 +116,12 @@ def test_links_that_lead_up_are_not_followed_and_others_are(make_images: Callabl
     (folder / "itself").symlink_to(folder / "itself")
     images = find_images(str(folder))
     assert images.classes == ("class0", "class1")
-    assert images.labels == (0, 0, 0, 0, 1)
+    assert images.labels.array.tolist() == [0, 0, 0, 0, 1]
 
 
 def test_lines_of_a_list_end_at_newlines_alone(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label\na\u2028b.png,cat\nc.png,dog\n")
-    assert [Path(path).name for path in find_images(str(tmp_path / "list.csv")).paths] == ["a\u2028b.png", "c.png"]
+    assert list(find_images(str(tmp_path / "list.csv")).names) == ["a\u2028b.png", "c.png"]
 
 
 def test_a_label_that_training_does_not_have_is_refused(make_images: Callable[..., Path]) -> None:

@@ -43,30 +43,33 @@ class Cut:
 
     def resized(self, size: int) -> np.ndarray:
         """The crop as uint8 (size, size, 3), by Pillow's antialiased bilinear filter."""
-        pixels = self.pixels
-        edges = (self.left, self.top, self.right, self.bottom)
+        pixels, edges = self._around(size)
         if edges != (0, 0, size, size) or pixels.shape[:2] != (size, size):
             image = Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box=edges)
             pixels = np.asarray(image)
         return pixels[:, ::-1] if self.flip else pixels
 
     def packed(self, size: int, room: int) -> tuple[np.ndarray, np.ndarray]:
-        """What a device needs to resize the crop: its pixels and those around it that the filter reads.
+        """What a device needs to resize the crop.
 
-        Where those are more than `room` bytes the crop is resized here, and there is nothing left to do there.
+        Where that is more than `room` bytes the crop is resized here, and there is nothing left to do there.
 
         Returns:
             uint8 (height, width, 3) and float32 (7,): height, width, left, top, right, bottom, 1 if mirrored.
         """
+        pixels, edges = self._around(size)
+        if pixels.size > room:
+            return self.resized(size), np.asarray([size, size, 0, 0, size, size, 0], np.float32)
+        return pixels, np.asarray([*pixels.shape[:2], *edges, self.flip], np.float32)
+
+    def _around(self, size: int) -> tuple[np.ndarray, tuple[float, float, float, float]]:
+        """The pixels that the filter reads: the crop's and some around it; and the crop's edges in those."""
         height, width = self.pixels.shape[:2]
         across, down = (math.ceil(max(part / size, 1.0)) for part in (self.right - self.left, self.bottom - self.top))
         left, top = max(0, math.floor(self.left) - across), max(0, math.floor(self.top) - down)
         right, bottom = min(width, math.ceil(self.right) + across), min(height, math.ceil(self.bottom) + down)
-        if (right - left) * (bottom - top) * 3 > room:
-            return self.resized(size), np.asarray([size, size, 0, 0, size, size, 0], np.float32)
-        pixels = self.pixels[top:bottom, left:right]
         edges = (self.left - left, self.top - top, self.right - left, self.bottom - top)
-        return pixels, np.asarray([bottom - top, right - left, *edges, self.flip], np.float32)
+        return self.pixels[top:bottom, left:right], edges
 
 
 def decode_crop(path: str, size: int, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:

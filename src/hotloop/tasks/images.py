@@ -16,7 +16,8 @@ from hotloop.core.errors import InputError
 from hotloop.core.job import ImagesTask, Job
 from hotloop.data.dataset import Dataset
 from hotloop.data.image_arrays import ImageArrays, is_image_array, load_images
-from hotloop.data.images import CenterCrop, ImageFiles, ImageList, RandomCrop, find_images
+from hotloop.data.image_list import ImageList, find_images
+from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop
 from hotloop.tasks.augment import RANDOM_NUMBERS, Crops
 from hotloop.tasks.models import build_model
 from hotloop.tasks.task import IGNORED, RANDOM, Example, Split, Task, Tensors

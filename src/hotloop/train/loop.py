@@ -5,7 +5,6 @@ however often that happens: the position says which samples come next and how th
 checkpoint.
 """
 
-import resource
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State, newest_path
 from hotloop.train.flops import Arithmetic
 from hotloop.train.losses import Losses, check_finite
-from hotloop.train.memory import LeakDetector, MemoryMarks
+from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
 from hotloop.train.observer import Logged, Observer, Saved, Validated
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
@@ -251,4 +250,4 @@ def _peak_memory_bytes(device: torch.device) -> int:
     """The most that was allocated on the GPU; on a CPU, the most that the process had resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return most_resident_bytes()

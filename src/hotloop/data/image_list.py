@@ -1,0 +1,216 @@
+"""Images in files and their classes: class folders and lists."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hotloop.core.errors import InputError
+from hotloop.core.units import count
+from hotloop.data.columns import Column, Texts
+from hotloop.data.index import Listing, indexed, state_of
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """Files with their class.
+
+    Attributes:
+        names: of the files, relative to `base` unless they are absolute.
+        labels: counting into `classes`.
+        origin: the folder or list that they were found in.
+    """
+
+    names: Texts
+    labels: Column
+    classes: tuple[str, ...]
+    base: str
+    origin: str
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def path(self, number: int) -> str:
+        return os.path.join(self.base, self.names[number])
+
+    def label(self, number: int) -> int:
+        return int(self.labels.array[number])
+
+
+def find_images(location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
+    """The images of a folder of class folders, or of a .csv or .jsonl list with `path` and `label`.
+
+    Paths in a list are relative to the list. The order is by name, so that it is the same on every file system.
+
+    Args:
+        classes: the classes that are allowed, in order; without it, those that are found, by name.
+        key: what the job calls it, for errors.
+
+    Raises:
+        InputError: there is no such folder, a class is empty or unknown, or there are fewer than two classes.
+    """
+    root = Path(location)
+    scan: Callable[[Path], Listing]
+    if root.is_dir():
+        base, scan = root, _scan_folder
+    elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
+        base, scan = root.parent, _scan_list
+    else:
+        raise _absent(root, key)
+    listing = indexed(root, partial(scan, root))
+    if not len(listing.names) or (classes is None and len(listing.classes) < 2):
+        raise _too_few(root, listing.classes)
+    names = listing.classes if classes is None else tuple(classes)
+    labels = listing.labels if names == listing.classes else _renumbered(listing, names, location)
+    return ImageList(listing.names, labels, names, str(base), location)
+
+
+def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Column:
+    """The labels as numbers of other classes."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    unknown = [number for number, name in enumerate(listing.classes) if name not in numbers]
+    if unknown:
+        first = int(np.isin(listing.labels.array, unknown).argmax())
+        label = listing.classes[int(listing.labels.array[first])]
+        raise InputError(
+            f'{location}: label "{label}" of {listing.names[first]} is not among the {len(classes)} classes of the '
+            "training data",
+            f"those are {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}",
+            "remove it, or add the class to the training data",
+        )
+    return Column(np.array([numbers[name] for name in listing.classes], np.int32)[listing.labels.array])
+
+
+def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, int]) -> Listing:
+    """From names and the names of their classes."""
+    classes = tuple(sorted({label for _, label in pairs}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.fromiter((numbers[label] for _, label in pairs), np.int32, len(pairs))
+    return Listing(Texts.of(name for name, _ in pairs), Column(labels), classes, watched)
+
+
+def _absent(root: Path, key: str) -> InputError:
+    beside = [entry.name for entry in root.parent.iterdir()] if root.parent.is_dir() else []
+    near = get_close_matches(root.name, beside, n=1)
+    return InputError(
+        f"no data at {root}",
+        f"there is no such folder and no such .csv or .jsonl list{f'; {near[0]} is there' if near else ''}",
+        f"--set {key}={root.parent / near[0] if near else 'FOLDER'}  (paths are relative to {Path.cwd()})",
+    )
+
+
+def _too_few(root: Path, found: Sequence[str]) -> InputError:
+    if root.is_file():
+        cause = f"its labels are {', '.join(found)}" if found else "it lists no file"
+        fix = "add lines of path and label"
+    elif any(Path(name).suffix.lower() in SUFFIXES for name in os.listdir(root)):
+        cause = "images lie in it directly; classes are the folders in it"
+        fix = f"move them into class folders: {root}/CLASS/IMAGE"
+    else:
+        cause = f"classes are the folders in it: {', '.join(found) or 'there are none'}"
+        fix = "give each class a folder of its own, or name a list with a label column"
+    return InputError(f"{root} has {count(len(found), 'class', 'classes')}; at least 2 are needed", cause, fix)
+
+
+def _scan_folder(root: Path) -> Listing:
+    watched: dict[str, int] = {}
+    _watch(str(root), watched)
+    return _listing(list(_folder(str(root), watched)), watched)
+
+
+def _watch(path: str, watched: dict[str, int]) -> None:
+    watched[os.path.abspath(path)] = state_of(path)
+
+
+def _folder(root: str, watched: dict[str, int]) -> Iterable[tuple[str, str]]:
+    """Names relative to the root and their class; `watched` gets the folders on the way."""
+    for name in sorted(os.listdir(root)):
+        folder = os.path.join(root, name)
+        if name.startswith(".") or not os.path.isdir(folder) or _leads_up(folder):
+            continue
+        files = sorted(_files(folder, watched))
+        if not files:
+            raise InputError(
+                f"class folder {folder} has no images",
+                f"it holds no {', '.join(sorted(SUFFIXES))} file",
+                f"put images in, or remove it: rmdir {folder}",
+            )
+        yield from ((file[len(os.path.join(root, "")) :], name) for file in files)
+
+
+def _files(root: str, watched: dict[str, int]) -> Iterable[str]:
+    for folder, folders, names in os.walk(root, followlinks=True):
+        _watch(folder, watched)
+        folders[:] = [name for name in folders if not _leads_up(os.path.join(folder, name))]
+        for name in names:
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
+                yield os.path.join(folder, name)
+
+
+def _leads_up(folder: str) -> bool:
+    """Whether a folder is a link to one that it lies in: following it would not end."""
+    if not os.path.islink(folder):
+        return False
+    target = Path(folder).resolve()
+    return any(parent.resolve().is_relative_to(target) for parent in Path(folder).parents)
+
+
+def _scan_list(file: Path) -> Listing:
+    watched: dict[str, int] = {}
+    _watch(str(file), watched)
+    pairs = _csv(file) if file.suffix.lower() == ".csv" else _jsonl(file)
+    return _listing(list(pairs), watched)
+
+
+def _lines(file: Path) -> io.StringIO:
+    try:
+        return io.StringIO(file.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        fix = f"write it as UTF-8: iconv -f LATIN1 -t UTF-8 {file}"
+        raise InputError(f"cannot read {file}", str(error), fix) from None
+
+
+def _csv(file: Path) -> Iterable[tuple[str, str]]:
+    reader = csv.DictReader(_lines(file), strict=True)
+    try:
+        if reader.fieldnames is None:  # the file is empty
+            return
+        if not {"path", "label"} <= set(reader.fieldnames):
+            raise InputError(
+                f"{file} has the columns {', '.join(reader.fieldnames or ['none'])}",
+                "a list needs path and label",
+                "make its first line: path,label",
+            )
+        for row in reader:
+            path, label = row["path"], row["label"]
+            if not path or not label:
+                what = f'{file}, line {reader.line_num}: path is "{path or ""}" and label is "{label or ""}"'
+                raise InputError(what, "neither may be empty", "cat/1.jpg,cat")
+            yield path, label
+    except csv.Error as error:
+        what = f"{file}, line {reader.line_num}, is no line of a .csv file"
+        raise InputError(what, str(error), 'close every quotation mark: "cat/1.jpg",cat') from None
+
+
+def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            row = json.loads(line)
+            if not row["path"] or row["label"] in (None, ""):
+                raise ValueError("path or label is empty")
+            yield str(row["path"]), str(row["label"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{file}, line {number}: {line.strip()[:80]}",
+                f"a line of it is an object with path and label ({type(error).__name__}: {error})",
+                '{"path": "cat/1.jpg", "label": "cat"}',
+            ) from None
