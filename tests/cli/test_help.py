@@ -17,6 +17,8 @@ CALLS = {
     "job-help": ["job", "--help"],
     "job-init": ["job", "init"],
     "job-check-help": ["job", "check", "--help"],
+    "data-help": ["data", "--help"],
+    "data-check-help": ["data", "check", "--help"],
     "runs-help": ["runs", "--help"],
     "runs-compare-help": ["runs", "compare", "--help"],
     "runs-none": ["runs"],
@@ -24,6 +26,7 @@ CALLS = {
     "error-option": ["train", "job.toml", "--resum", "auto"],
     "error-argument": ["train"],
     "error-absent": ["train", "job.toml"],
+    "error-data": ["data", "check"],
     "error-run": ["runs", "compare", "a", "b"],
 }
 

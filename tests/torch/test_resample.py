@@ -96,5 +96,5 @@ def test_jpeg_is_scaled_while_it_is_decoded_where_that_is_fast(
     """By whole powers of two; the crop stays at least as large as what becomes of it."""
     Image.new("RGB", (200, 200)).save(tmp_path / "one.jpg")
     box = Box(0, 0, crop_side, crop_side, False)
-    cut = decode_crop(str(tmp_path / "one.jpg"), 50, lambda height, width: box, 10**6)
+    cut = decode_crop((tmp_path / "one.jpg").read_bytes(), "one.jpg", 50, lambda height, width: box, 10**6)
     assert cut.pixels.shape[0] == decoded_side

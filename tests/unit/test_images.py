@@ -12,7 +12,7 @@ from pictures import write_image
 from PIL import Image
 
 from hotloop.core.errors import DamagedSample, InputError
-from hotloop.data.decode import Box, decode_crop
+from hotloop.data.decode import Box, decode_crop, read_file
 from hotloop.data.image_arrays import load_images
 from hotloop.data.image_list import find_images
 from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop
@@ -138,7 +138,7 @@ def test_each_format_gives_the_pixels_that_pillow_gives(
 ) -> None:
     file = write_image(tmp_path / f"a{suffix}", 3, (32, 32), **options)
     expected = np.asarray(pillow(file)).astype(int)
-    actual = decode_crop(str(file), 32, whole, LIMIT).resized(32).astype(int)
+    actual = decode_crop(read_file(str(file)), str(file), 32, whole, LIMIT).resized(32).astype(int)
     assert np.abs(actual - expected).max() <= (3 if suffix == ".jpg" else 0)
 
 
@@ -150,7 +150,7 @@ def test_every_colour_mode_becomes_red_green_blue(tmp_path: Path, mode: str) -> 
         Image.fromarray((grey * 257).astype(np.uint16)).save(file)
     else:
         Image.fromarray(grey.astype(np.uint8)).convert(mode).save(file)
-    pixels = decode_crop(str(file), 16, whole, LIMIT).resized(16)
+    pixels = decode_crop(read_file(str(file)), str(file), 16, whole, LIMIT).resized(16)
     assert pixels.shape == (16, 16, 3)
     assert pixels[0, 0].max() < 60
     assert pixels[-1, -1].min() > 195
@@ -160,7 +160,7 @@ def test_every_colour_mode_becomes_red_green_blue(tmp_path: Path, mode: str) -> 
 def test_grey_of_16_bits_is_scaled_not_clipped(tmp_path: Path, name: str) -> None:
     grey = np.linspace(0, 2**16 - 1, 16 * 16).reshape(16, 16).astype(np.uint16)
     Image.fromarray(grey).save(tmp_path / name)
-    pixels = decode_crop(str(tmp_path / name), 16, whole, LIMIT).resized(16)
+    pixels = decode_crop(read_file(str(tmp_path / name)), str(tmp_path / name), 16, whole, LIMIT).resized(16)
     assert np.abs(pixels[..., 0] - grey / 257).max() <= 1
 
 
@@ -174,7 +174,7 @@ def test_a_crop_is_close_to_pillows_own(tmp_path: Path, suffix: str, box: Box) -
     edges = (box.left, box.top, box.left + box.width, box.top + box.height)
     resized = pillow(file).resize((48, 48), Image.Resampling.BILINEAR, box=edges)
     expected = np.asarray(resized).astype(int)[:, :: -1 if box.flip else 1]
-    actual = decode_crop(str(file), 48, lambda h, w: box, LIMIT).resized(48).astype(int)
+    actual = decode_crop(read_file(str(file)), str(file), 48, lambda h, w: box, LIMIT).resized(48).astype(int)
     assert np.abs(actual - expected).mean() <= (1.5 if suffix == ".jpg" else 0)
 
 
@@ -203,7 +203,7 @@ def damaged_files(folder: Path) -> dict[str, Path]:
 def test_a_damaged_file_is_named_with_its_reason(tmp_path: Path, name: str) -> None:
     file = damaged_files(tmp_path)[name]
     with pytest.raises(DamagedSample) as caught:
-        decode_crop(str(file), 16, whole, LIMIT).resized(16)
+        decode_crop(read_file(str(file)), str(file), 16, whole, LIMIT).resized(16)
     assert caught.value.name == str(file)
     assert caught.value.reason
     assert "\n" not in caught.value.reason

@@ -53,7 +53,7 @@ def find_images(location: str, classes: Sequence[str] | None = None, key: str = 
 
     Args:
         classes: the classes that are allowed, in order; without it, those that are found, by name.
-        key: what the job calls it, for errors.
+        key: what the job calls it, for errors; empty if there is no job.
 
     Raises:
         InputError: there is no such folder, a class is empty or unknown, or there are fewer than two classes.
@@ -101,10 +101,11 @@ def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, int]) -> Li
 def _absent(root: Path, key: str) -> InputError:
     beside = [entry.name for entry in root.parent.iterdir()] if root.parent.is_dir() else []
     near = get_close_matches(root.name, beside, n=1)
+    other = str(root.parent / near[0]) if near else "FOLDER"
     return InputError(
         f"no data at {root}",
         f"there is no such folder and no such .csv or .jsonl list{f'; {near[0]} is there' if near else ''}",
-        f"--set {key}={root.parent / near[0] if near else 'FOLDER'}  (paths are relative to {Path.cwd()})",
+        f"{f'--set {key}={other}' if key else other}  (paths are relative to {Path.cwd()})",
     )
 
 

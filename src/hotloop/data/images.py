@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop
+from hotloop.data.decode import Box, decode_crop, read_file
 from hotloop.data.image_list import ImageList
 from hotloop.data.index import Listing
 
@@ -78,9 +78,8 @@ class ImageFiles(Dataset):
         return len(self.images)
 
     def sample(self, index: int, random: np.random.Generator) -> Sample:
-        cut = decode_crop(
-            self.images.path(index), self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels
-        )
+        path = self.images.path(index)
+        cut = decode_crop(read_file(path), path, self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels)
         labels = np.asarray(self.images.label(index), dtype=np.int64)
         if self.resize:
             return {"images": cut.resized(self.size), "labels": labels}

@@ -3,12 +3,10 @@
 import json
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
-
 from hotloop import __version__
 from hotloop.core.files import write_atomic
 from hotloop.core.run import Run
-from hotloop.core.units import count, format_amount, format_bytes, format_seconds
+from hotloop.pages.environment import environment
 
 
 def write_report(run: Run) -> None:
@@ -23,19 +21,21 @@ def render_report(run: Run) -> str:
     records = run.metrics()
     epochs = [record for record in records if record["event"] == "epoch"]
     examples: list[dict[str, Any]] = json.loads(run.examples_file.read_text()) if run.examples_file.exists() else []
-    environment = Environment(loader=PackageLoader("hotloop.pages"), autoescape=True, trim_blocks=True)
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "count": count, "amount": format_amount}
-    return environment.get_template("run.html").render(
-        run=run,
-        result=result,
-        epochs=epochs,
-        metric_names=sorted({name for record in epochs for name in record if name.startswith("val_")}),
-        charts=_charts([record for record in records if record["event"] == "step"], epochs),
-        wrong=[example for example in examples if not example["correct"]],
-        right=[example for example in examples if example["correct"]],
-        job=run.job_file.read_text(),
-        machine=json.loads(run.machine_file.read_text()),
-        version=__version__,
+    return (
+        environment()
+        .get_template("run.html")
+        .render(
+            run=run,
+            result=result,
+            epochs=epochs,
+            metric_names=sorted({name for record in epochs for name in record if name.startswith("val_")}),
+            charts=_charts([record for record in records if record["event"] == "step"], epochs),
+            wrong=[example for example in examples if not example["correct"]],
+            right=[example for example in examples if example["correct"]],
+            job=run.job_file.read_text(),
+            machine=json.loads(run.machine_file.read_text()),
+            version=__version__,
+        )
     )
 
 

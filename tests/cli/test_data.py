@@ -1,0 +1,44 @@
+"""`hotloop data`, as a user calls it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from command import Command
+
+
+def test_a_check_names_what_is_damaged_and_fails(
+    hotloop: Command, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_images(each=2)
+    (folder / "class0/cut.jpg").write_bytes((folder / "class0/000.png").read_bytes()[:50])
+    page = tmp_path / "page.html"
+    finished = hotloop("data", "check", str(folder), "--workers", "0", "--page", str(page))
+    assert finished.code == 1
+    assert "damaged: 1" in finished.out
+    assert "cut.jpg: " in finished.out
+    assert "cut.jpg" in page.read_text()
+    found = json.loads(hotloop("data", "check", str(folder), "--workers", "0", "--json").out)
+    assert (found["images"], len(found["damaged"]), found["duplicates"], found["error"]) == (5, 1, [], True)
+
+
+def test_a_check_of_good_data_is_done(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    finished = hotloop("data", "check", str(make_images(each=2)), "--workers", "1")
+    assert finished.code == 0
+    assert "4 images" in finished.out
+    assert "nothing has to be mended" in finished.out
+    assert finished.err == ""
+
+
+def test_a_page_that_cannot_be_written_is_an_error(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    finished = hotloop("data", "check", str(make_images(each=2)), "--workers", "0", "--page", "/nowhere/page.html")
+    assert finished.code != 0
+    assert finished.err.startswith("error: ")
+    assert finished.err.count("\n") == 3
+
+
+def test_a_folder_that_is_not_there_is_an_error(hotloop: Command) -> None:
+    finished = hotloop("data", "check", "nowhere")
+    assert finished.code == 2
+    assert "no data at nowhere" in finished.err
+    assert "--set" not in finished.err, "there is no job"
