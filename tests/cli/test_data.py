@@ -42,3 +42,15 @@ def test_a_folder_that_is_not_there_is_an_error(hotloop: Command) -> None:
     assert finished.code == 2
     assert "no data at nowhere" in finished.err
     assert "--set" not in finished.err, "there is no job"
+
+
+def test_packed_images_can_be_checked(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
+    folder, shards = str(make_images(each=3)), str(tmp_path / "shards")
+    would = hotloop("data", "pack", folder, shards, "--dry-run")
+    assert "6 images" in would.out
+    assert not Path(shards).exists()
+    assert hotloop("data", "pack", folder, shards, "--workers", "1").code == 0
+    found = json.loads(hotloop("data", "check", shards, "--workers", "0", "--json").out)
+    assert (found["images"], found["error"]) == (6, False)
+    again = hotloop("data", "pack", folder, shards)
+    assert (again.code, again.err.count("\n")) == (2, 3)

@@ -19,6 +19,7 @@ CALLS = {
     "job-check-help": ["job", "check", "--help"],
     "data-help": ["data", "--help"],
     "data-check-help": ["data", "check", "--help"],
+    "data-pack-help": ["data", "pack", "--help"],
     "runs-help": ["runs", "--help"],
     "runs-compare-help": ["runs", "compare", "--help"],
     "runs-none": ["runs"],

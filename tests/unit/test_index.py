@@ -14,7 +14,8 @@ from hotloop.data import index
 from hotloop.data.columns import Column, Texts
 from hotloop.data.image_list import find_images
 from hotloop.data.images import CenterCrop, ImageFiles
-from hotloop.data.index import Listing, indexed
+from hotloop.data.index import indexed
+from hotloop.data.listing import Listing
 
 names = st.text(st.characters(codec="utf-8"), max_size=8) | st.binary(max_size=5).map(os.fsdecode)
 

@@ -17,7 +17,7 @@ from hotloop.core.errors import FIXES, HotloopError, cannot_write
 _COMMANDS = {
     "train": ("hotloop.cli.train:train", "Train what a job file asks for."),
     "job": ("hotloop.cli.job:job", "Write and check job files."),
-    "data": ("hotloop.cli.data:data", "Look into data sets."),
+    "data": ("hotloop.cli.data:data", "Look into data sets, and pack them."),
     "runs": ("hotloop.cli.runs:runs", "List and compare runs."),
 }
 """Command -> where it is, and its line in the help; a test holds the lines against the commands."""

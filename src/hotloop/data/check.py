@@ -10,9 +10,8 @@ import numpy as np
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop, kind_of, read_file
+from hotloop.data.decode import Box, decode_crop, kind_of
 from hotloop.data.image_list import ImageList
-from hotloop.data.index import Listing
 from hotloop.data.loader import Loaders, LoaderSettings
 
 TINY_SIDE = 32
@@ -113,7 +112,7 @@ class _Facts(Dataset):
             return Box(0, 0, height, width, flip=False)
 
         try:
-            content = read_file(path)
+            content = self.images.read(index)
             decode_crop(content, path, 2**20, whole, self.max_pixels)  # larger than any: nothing is scaled away
         except DamagedSample as damaged:
             reason = damaged.reason.encode()[:_REASON_BYTES]
@@ -122,7 +121,7 @@ class _Facts(Dataset):
         return _sample(digest, [*sizes, len(content), _KINDS.index(kind_of(content)), 0], b"")
 
     def fingerprint(self) -> str:
-        return Listing(self.images.names, self.images.labels, self.images.classes, {}).digest()
+        return self.images.fingerprint()
 
 
 def _sample(digest: bytes, numbers: Sequence[int], reason: bytes) -> Sample:

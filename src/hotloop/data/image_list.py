@@ -1,4 +1,4 @@
-"""Images in files and their classes: class folders and lists."""
+"""Images in files and their classes: class folders, lists and shards."""
 
 import csv
 import io
@@ -15,7 +15,10 @@ import numpy as np
 from hotloop.core.errors import InputError
 from hotloop.core.units import count
 from hotloop.data.columns import Column, Texts
-from hotloop.data.index import Listing, indexed, state_of
+from hotloop.data.decode import read_file
+from hotloop.data.index import indexed, state_of
+from hotloop.data.listing import Listing, Spans
+from hotloop.data.shards import scan_shards, shards_of
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 
@@ -27,7 +30,8 @@ class ImageList:
     Attributes:
         names: of the files, relative to `base` unless they are absolute.
         labels: counting into `classes`.
-        origin: the folder or list that they were found in.
+        origin: the folder, list or shards that they were found in.
+        spans: where they lie in shards; None if each is a file.
     """
 
     names: Texts
@@ -35,6 +39,7 @@ class ImageList:
     classes: tuple[str, ...]
     base: str
     origin: str
+    spans: Spans | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -45,11 +50,35 @@ class ImageList:
     def label(self, number: int) -> int:
         return int(self.labels.array[number])
 
+    def read(self, number: int) -> bytes:
+        """An image's bytes.
+
+        Raises:
+            DamagedSample: they cannot be read, or there are none.
+        """
+        if self.spans:
+            return self.spans.read(number, self.base, self.path(number))
+        return read_file(self.path(number))
+
+    def size_bytes(self, number: int) -> int:
+        """Of an image as it is stored; 0 if it is not there."""
+        if self.spans:
+            return int(self.spans.places.array[number, 2])
+        try:
+            return os.stat(self.path(number)).st_size
+        except OSError:
+            return 0
+
+    def fingerprint(self) -> str:
+        """Hash over classes, labels, and names relative to the folder: moved data is the same data."""
+        return Listing(self.names, self.labels, self.classes, {}).digest()
+
 
 def find_images(location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
-    """The images of a folder of class folders, or of a .csv or .jsonl list with `path` and `label`.
+    """The images of a folder of class folders, of a .csv or .jsonl list with `path` and `label`, or of tar shards.
 
-    Paths in a list are relative to the list. The order is by name, so that it is the same on every file system.
+    Paths in a list are relative to the list. The order is by name, so that it is the same on every file system; of
+    shards it is their own.
 
     Args:
         classes: the classes that are allowed, in order; without it, those that are found, by name.
@@ -60,7 +89,9 @@ def find_images(location: str, classes: Sequence[str] | None = None, key: str = 
     """
     root = Path(location)
     scan: Callable[[Path], Listing]
-    if root.is_dir():
+    if shards := shards_of(location):
+        base, scan = Path(shards[0]), lambda _: scan_shards(*shards, SUFFIXES)
+    elif root.is_dir():
         base, scan = root, _scan_folder
     elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
         base, scan = root.parent, _scan_list
@@ -68,10 +99,10 @@ def find_images(location: str, classes: Sequence[str] | None = None, key: str = 
         raise _absent(root, key)
     listing = indexed(root, partial(scan, root))
     if not len(listing.names) or (classes is None and len(listing.classes) < 2):
-        raise _too_few(root, listing.classes)
+        raise _too_few(root, listing)
     names = listing.classes if classes is None else tuple(classes)
     labels = listing.labels if names == listing.classes else _renumbered(listing, names, location)
-    return ImageList(listing.names, labels, names, str(base), location)
+    return ImageList(listing.names, labels, names, str(base), location, listing.spans)
 
 
 def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Column:
@@ -109,8 +140,12 @@ def _absent(root: Path, key: str) -> InputError:
     )
 
 
-def _too_few(root: Path, found: Sequence[str]) -> InputError:
-    if root.is_file():
+def _too_few(root: Path, listing: Listing) -> InputError:
+    found = listing.classes
+    if listing.spans:
+        cause = f"the classes in the shards are {', '.join(found)}" if found else "the shards hold no image"
+        fix = "name shards with images of at least two classes"
+    elif root.is_file():
         cause = f"its labels are {', '.join(found)}" if found else "it lists no file"
         fix = "add lines of path and label"
     elif any(Path(name).suffix.lower() in SUFFIXES for name in os.listdir(root)):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop, read_file
+from hotloop.data.decode import Box, decode_crop
 from hotloop.data.image_list import ImageList
-from hotloop.data.index import Listing
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class ImageFiles(Dataset):
         return len(self.images)
 
     def sample(self, index: int, random: np.random.Generator) -> Sample:
-        path = self.images.path(index)
-        cut = decode_crop(read_file(path), path, self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels)
+        content, path = self.images.read(index), self.images.path(index)
+        cut = decode_crop(content, path, self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels)
         labels = np.asarray(self.images.label(index), dtype=np.int64)
         if self.resize:
             return {"images": cut.resized(self.size), "labels": labels}
@@ -90,6 +89,4 @@ class ImageFiles(Dataset):
         return self.images.path(index)
 
     def fingerprint(self) -> str:
-        """Hash over classes, labels, and file names relative to the folder: moved data is the same data."""
-        images = self.images
-        return Listing(images.names, images.labels, images.classes, {}).digest()
+        return self.images.fingerprint()

@@ -7,42 +7,19 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hotloop.core.files import new_directory, write_atomic
 from hotloop.data.columns import Column, Texts
+from hotloop.data.listing import Listing, Spans
 
 _FROM = 10_000
-"""Files from which an index is written; fewer are found again in milliseconds."""
+"""Files from which an index is written; fewer are found again in milliseconds. Of shards it is always written."""
 _SETTLED_NS = 2 * 10**9
 """Nanoseconds that a folder must have been left alone before the scan: its time of change may be as coarse as that."""
 _KEPT_SECONDS = 24 * 3600.0
 """How long an index that is no longer the newest stays, for runs that began with it."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Files and their class.
-
-    Attributes:
-        names: of the files, relative to one place, in order.
-        labels: int32, counting into `classes`.
-        classes: in order of name.
-        watched: folders and files whose change would change the listing, and their state.
-    """
-
-    names: Texts
-    labels: Column
-    classes: tuple[str, ...]
-    watched: Mapping[str, int]
-
-    def digest(self) -> str:
-        """Hash over names, labels and classes."""
-        digest = hashlib.sha256(json.dumps(self.classes).encode())
-        for column in (self.names.characters, self.names.ends, self.labels):
-            digest.update(column.array.tobytes())
-        return digest.hexdigest()
 
 
 def state_of(path: str) -> int:
@@ -65,7 +42,7 @@ def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = No
     started = time.time_ns()
     listing = scan()
     settled = max(listing.watched.values(), default=0) < started - _SETTLED_NS
-    if len(listing.names) >= _FROM and settled:
+    if (len(listing.names) >= _FROM or listing.spans) and settled:
         with suppress(OSError):
             return _write(folder, listing)
     return listing
@@ -85,26 +62,32 @@ def _read(folder: Path) -> Listing | None:
         return None
 
 
-def _open(columns: Path, newest: Mapping[str, object]) -> Listing:
-    characters, ends, labels = (Column.open(str(columns / f"{name}.npy")) for name in _COLUMNS)
-    classes, watched = newest["classes"], newest["watched"]
-    assert isinstance(classes, list)
-    assert isinstance(watched, dict)
-    return Listing(Texts(characters, ends), labels, tuple(classes), watched)
+def _open(columns: Path, newest: Mapping[str, Any]) -> Listing:
+    def column(name: str) -> Column:
+        return Column.open(str(columns / f"{name}.npy"))
+
+    spans = Spans(column("places"), tuple(newest["shards"])) if newest["shards"] else None
+    names = Texts(column("characters"), column("ends"))
+    return Listing(names, column("labels"), tuple(newest["classes"]), newest["watched"], spans)
 
 
 def _write(folder: Path, listing: Listing) -> Listing:
     folder.mkdir(parents=True, exist_ok=True)
-    newest = {"digest": listing.digest(), "classes": listing.classes, "watched": dict(listing.watched)}
+    newest: dict[str, Any] = {
+        "digest": listing.digest(),
+        "classes": listing.classes,
+        "watched": dict(listing.watched),
+        "shards": listing.spans.shards if listing.spans else (),
+    }
     columns = folder / str(newest["digest"])
+    kept = {"characters": listing.names.characters, "ends": listing.names.ends, "labels": listing.labels}
+    if listing.spans:
+        kept["places"] = listing.spans.places
     with new_directory(columns) as temporary:
-        for name, column in zip(_COLUMNS, (listing.names.characters, listing.names.ends, listing.labels), strict=True):
+        for name, column in kept.items():
             column.write(temporary / f"{name}.npy")
     write_atomic(folder / "newest.json", json.dumps(newest))
     for other in folder.iterdir():
         if other.is_dir() and other != columns and time.time() - other.stat().st_mtime > _KEPT_SECONDS:
             shutil.rmtree(other, ignore_errors=True)
-    return _open(columns, json.loads(json.dumps(newest)))
-
-
-_COLUMNS = ("characters", "ends", "labels")
+    return _open(columns, newest)

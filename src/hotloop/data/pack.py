@@ -1,0 +1,182 @@
+"""Images into tar shards: a few large files in place of a million small ones."""
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hotloop.core.errors import DamagedSample, InputError
+from hotloop.core.files import fsync_directory
+from hotloop.data.check import Damaged
+from hotloop.data.dataset import Dataset, Sample
+from hotloop.data.decode import Box, decode_crop, kind_of
+from hotloop.data.image_list import ImageList
+from hotloop.data.loader import Batch, Loaders, LoaderSettings
+
+_BATCH_BYTES = 64 * 2**20
+"""Of images that are on their way together, at most."""
+_SUFFIXES = {"jpeg": "jpg"}
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """How images are packed.
+
+    Attributes:
+        side: images whose shorter side is longer are resized to it and become JPEG; 0: every image stays as it is.
+        quality: of that JPEG.
+        shard_bytes: from which the next shard is begun.
+        seed: of the order, which is drawn once, so that readers from front to back see the classes mixed.
+        max_pixels: an image of more counts as damaged.
+    """
+
+    side: int = 0
+    quality: int = 90
+    shard_bytes: int = 256 * 2**20
+    seed: int = 0
+    max_pixels: int = 100_000_000
+
+
+@dataclass
+class Packed:
+    """What was written.
+
+    Attributes:
+        images: in the shards.
+        shards: their names, in order.
+        size_bytes: of the shards.
+        damaged: left out.
+    """
+
+    images: int = 0
+    shards: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    damaged: list[Damaged] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Encoded(Dataset):
+    """The bytes that go into the shard, and how many; of a damaged image the reason, its length negative."""
+
+    images: ImageList
+    settings: PackSettings
+    room: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample(self, index: int, random: np.random.Generator) -> Sample:
+        try:
+            content = _encoded(self.images.read(index), self.images.path(index), self.settings)
+            length = len(content)
+        except DamagedSample as damaged:
+            content = damaged.reason.encode()[: self.room["content"]]
+            length = -len(content)
+        return {"content": np.frombuffer(content, np.uint8), "length": np.asarray(length, np.int64)}
+
+    def fingerprint(self) -> str:
+        return self.images.fingerprint()
+
+
+def _encoded(content: bytes, name: str, settings: PackSettings) -> bytes:
+    """As it is; or resized, if that makes it smaller."""
+
+    def whole(height: int, width: int) -> Box:
+        return Box(0, 0, height, width, flip=False)
+
+    pixels = decode_crop(content, name, 2**20, whole, settings.max_pixels).pixels
+    height, width = pixels.shape[:2]
+    part = settings.side / min(height, width)
+    if not settings.side or part >= 1:
+        return content
+    size = (max(1, round(width * part)), max(1, round(height * part)))
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=settings.quality)
+    return min(file.getvalue(), content, key=len)
+
+
+def pack_images(
+    images: ImageList, folder: Path, settings: PackSettings, workers: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Packed:  # fmt: skip
+    """Write shards `000000.tar`, ... into a folder: each image with its class as a number (.cls) and by name (.json).
+
+    Every image is decoded, and left out if it is damaged. The same images and settings give the same bytes, whatever
+    the number of workers. A shard has its name when it is whole.
+
+    Raises:
+        InputError: the folder holds shards already.
+    """
+    if folder.is_dir() and any(folder.glob("*.tar")):
+        cause = "packing begins anew and would leave some of them among its own"
+        raise InputError(f"{folder} holds shards already", cause, f"name another folder, or: rm {folder}/*.tar")
+    folder.mkdir(parents=True, exist_ok=True)
+    largest = max(256, *(images.size_bytes(number) for number in range(len(images))))
+    data = _Encoded(images, settings, {"content": largest})
+    batch = min(len(images), max(1, min(64, _BATCH_BYTES // largest)))
+    packed = Packed()
+    with Loaders([(data, LoaderSettings(batch, settings.seed, on_damaged="raise"))], workers) as (loader,):
+        entries = _entries(loader.batches(), images, packed, progress)
+        entry = next(entries, None)
+        while entry:
+            name = f"{len(packed.shards):06d}.tar"
+            with _shard(folder / name) as tar:
+                while entry and tar.offset < settings.shard_bytes:
+                    _add(tar, *entry)
+                    entry = next(entries, None)
+            packed.shards.append(name)
+            packed.size_bytes += (folder / name).stat().st_size
+    return packed
+
+
+@contextmanager
+def _shard(path: Path) -> Iterator[tarfile.TarFile]:
+    """A tar file that has its name once it is whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                yield tar
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def _add(tar: tarfile.TarFile, key: str, content: bytes, label: int, name: str) -> None:
+    kind = kind_of(content)
+    for suffix, part in (
+        (_SUFFIXES.get(kind, kind), content),
+        ("cls", str(label).encode()),
+        ("json", json.dumps({"label": name}).encode()),
+    ):
+        member = tarfile.TarInfo(f"{key}.{suffix}")
+        member.size = len(part)
+        tar.addfile(member, io.BytesIO(part))
+
+
+def _entries(
+    batches: Iterator[Batch], images: ImageList, packed: Packed, progress: Callable[[int], None]
+) -> Iterator[tuple[str, bytes, int, str]]:
+    """Key, content, number and name of the class of each image that can be read."""
+    for batch in batches:
+        for place, index in enumerate(batch.indices):
+            length = int(batch.arrays["length"][place])
+            content = batch.arrays["content"][place][: abs(length)].tobytes()
+            if length < 0:
+                packed.damaged.append(Damaged(images.path(index), content.decode(errors="replace")))
+            else:
+                label = images.label(index)
+                yield f"{packed.images:09d}", content, label, images.classes[label]
+                packed.images += 1
+        progress(batch.size)

@@ -1,0 +1,110 @@
+"""Images into shards and back."""
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pictures import write_image
+from PIL import Image
+
+from hotloop.core.errors import InputError
+from hotloop.data import pack
+from hotloop.data.image_list import ImageList, find_images
+from hotloop.data.pack import PackSettings, pack_images
+
+
+def contents(images: ImageList) -> dict[bytes, str]:
+    return {images.read(number): images.classes[images.label(number)] for number in range(len(images))}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_goes_in_comes_out(make_images: Callable[..., Path], tmp_path: Path, workers: int) -> None:
+    images = find_images(str(make_images(classes=3, each=5)))
+    looked: list[int] = []
+    packed = pack_images(images, tmp_path / "shards", PackSettings(), workers, looked.append)
+    assert (packed.images, packed.shards, sum(looked)) == (15, ["000000.tar"], 15)
+    back = find_images(str(tmp_path / "shards"))
+    assert contents(back) == contents(images)
+    assert back.classes == images.classes
+    labels = [back.label(number) for number in range(15)]
+    assert labels != sorted(labels), "the classes are mixed"
+    assert packed.size_bytes == sum(file.stat().st_size for file in (tmp_path / "shards").iterdir())
+
+
+def test_the_bytes_depend_on_images_and_settings_alone(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    images = find_images(str(make_images(classes=2, each=6)))
+    made = []
+    for number, workers in enumerate((0, 1, 3)):
+        pack_images(images, tmp_path / str(number), PackSettings(side=5, shard_bytes=8000), workers)
+        made.append({file.name: file.read_bytes() for file in (tmp_path / str(number)).iterdir()})
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) > 1, "several shards"
+    pack_images(images, tmp_path / "other", PackSettings(side=5, shard_bytes=8000, seed=1), 0)
+    assert made[0] != {file.name: file.read_bytes() for file in (tmp_path / "other").iterdir()}
+
+
+def test_large_images_are_resized_and_small_ones_stay(tmp_path: Path) -> None:
+    write_image(tmp_path / "in/a/large.png", 1, (300, 200))
+    write_image(tmp_path / "in/b/small.png", 2, (40, 30))
+    images = find_images(str(tmp_path / "in"))
+    pack_images(images, tmp_path / "out", PackSettings(side=50), 0)
+    back = find_images(str(tmp_path / "out"))
+    sizes = set()
+    for number in range(2):
+        with Image.open(io.BytesIO(back.read(number))) as image:
+            sizes.add((image.format, min(image.size)))
+    assert sizes == {("JPEG", 50), ("PNG", 30)}
+
+
+def test_damaged_images_are_left_out_and_named(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_images(classes=2, each=2)
+    (folder / "class0/cut.png").write_bytes((folder / "class0/000.png").read_bytes()[:-30])
+    (folder / "class0/empty.png").write_bytes(b"")
+    packed = pack_images(find_images(str(folder)), tmp_path / "out", PackSettings(), 0)
+    assert packed.images == 4
+    assert sorted(Path(one.path).name for one in packed.damaged) == ["cut.png", "empty.png"]
+    assert len(find_images(str(tmp_path / "out"))) == 4
+
+
+def test_webdatasets_own_readers_find_a_number(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    pack_images(find_images(str(make_images(classes=2, each=1))), tmp_path / "out", PackSettings(), 0)
+    with tarfile.open(tmp_path / "out/000000.tar") as tar:
+        names = tar.getnames()
+        assert names[:3] == ["000000000.png", "000000000.cls", "000000000.json"]
+        file = tar.extractfile(names[1])
+        assert file
+        assert file.read() in (b"0", b"1")
+
+
+def test_shards_that_are_there_are_not_mixed_with(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    images = find_images(str(make_images(classes=2, each=1)))
+    pack_images(images, tmp_path / "out", PackSettings(), 0)
+    before = (tmp_path / "out/000000.tar").read_bytes()
+    with pytest.raises(InputError, match="holds shards already"):
+        pack_images(images, tmp_path / "out", PackSettings(), 0)
+    assert (tmp_path / "out/000000.tar").read_bytes() == before
+
+
+def test_a_failure_leaves_no_shard_that_is_not_whole(
+    make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = find_images(str(make_images(classes=2, each=8)))
+    adding = pack._add
+    count = 0
+
+    def fails(*arguments: object) -> None:
+        nonlocal count
+        count += 1
+        if count > 10:
+            raise OSError(28, "No space left on device")
+        adding(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack, "_add", fails)
+    with pytest.raises(OSError, match="No space left"):
+        pack_images(images, tmp_path / "out", PackSettings(shard_bytes=6000), 0)
+    left = sorted(file.name for file in (tmp_path / "out").iterdir())
+    assert left
+    assert all(name.endswith(".tar") and not name.startswith(".") for name in left)
+    assert len(find_images(str(tmp_path / "out"))) > 0

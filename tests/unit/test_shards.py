@@ -1,0 +1,151 @@
+"""Images in tar shards."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import write_image
+
+from hotloop.core.errors import DamagedSample, InputError
+from hotloop.data import index, shards
+from hotloop.data.check import check_images
+from hotloop.data.image_list import find_images
+from hotloop.data.images import ImageFiles, RandomCrop
+from hotloop.data.loader import Loaders, LoaderSettings
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def write_shards(folder: Path, each: int = 4, label: str = "cls") -> list[str]:
+    """Two shards; classes 2 and 10 in turns, so that they sort by value. Returns the images' names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for shard in range(2):
+        with tarfile.open(folder / f"part-{shard:03d}.tar", "w") as tar:
+            for number in range(each):
+                key = f"deep/{shard}-{number}.v1"
+                image = write_image(folder / "x.png", 10 * shard + number).read_bytes()
+                name = 10 if number % 2 else 2
+                text = {"cls": f"{name}\n", "json": json.dumps({"label": name, "width": 1})}[label]
+                add(tar, f"deep/{shard}-{number}.{label}", text.encode())
+                add(tar, f"deep/{shard}-{number}.png", image)
+                names.append(f"part-{shard:03d}.tar/deep/{shard}-{number}.png")
+                add(tar, f"{key}.txt", b"a caption")
+    (folder / "x.png").unlink()
+    return names
+
+
+@pytest.mark.parametrize("label", ["cls", "json"])
+@pytest.mark.parametrize("location", ["", "part-{000..001}.tar"])
+def test_shards_hold_what_was_put_in(tmp_path: Path, label: str, location: str) -> None:
+    names = write_shards(tmp_path / "data", label=label)
+    images = find_images(str(tmp_path / "data" / location))
+    assert list(images.names) == names
+    assert images.classes == ("2", "10")
+    assert images.labels.array.tolist() == [0, 1] * 4
+    expected = write_image(tmp_path / "y.png", 11).read_bytes()
+    assert images.read(5) == expected
+
+
+def test_one_shard_is_a_data_set_too(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    assert len(find_images(str(tmp_path / "part-001.tar"))) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_from_shards_are_those_from_files(tmp_path: Path, workers: int) -> None:
+    names = write_shards(tmp_path / "shards")
+    rows = ["path,label"]
+    images = find_images(str(tmp_path / "shards"))
+    for number, name in enumerate(names):
+        (tmp_path / f"{number:02d}.png").write_bytes(images.read(number))
+        rows.append(f"{number:02d}.png,{10 if number % 2 else 2}")
+        assert name.endswith(".png")
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    settings = LoaderSettings(3, seed=1)
+    crop = RandomCrop((0.3, 1.0), (0.8, 1.2), 0.5)
+    sets = [
+        ImageFiles(find_images(str(place)), 8, crop, 10**6) for place in (tmp_path / "shards", tmp_path / "list.csv")
+    ]
+    with Loaders([(data, settings) for data in sets], workers) as (one, other):
+        for first, second in zip(one.batches(), other.batches(), strict=True):
+            assert np.array_equal(first.arrays["images"], second.arrays["images"])
+
+
+def test_a_folder_with_a_stray_archive_is_still_one_of_classes(make_images: Callable[..., Path]) -> None:
+    folder = make_images(classes=2, each=1)
+    with tarfile.open(folder / "old.tar", "w") as tar:
+        add(tar, "a.png", b"")
+    assert find_images(str(folder)).spans is None
+
+
+def test_the_index_serves_until_a_shard_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "_SETTLED_NS", 0)
+    write_shards(tmp_path / "data")
+    first = find_images(str(tmp_path / "data"))
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "tarfile", None)
+        second = find_images(str(tmp_path / "data"))
+    assert second.read(3) == first.read(3)
+    assert second.fingerprint() == first.fingerprint()
+    write_shards(tmp_path / "data", each=6)
+    assert len(find_images(str(tmp_path / "data"))) == 12
+
+
+def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
+    """Each kind of bad shards: what is asked for, and what the error says."""
+    write_shards(folder / "good")
+    (folder / "broken.tar").write_bytes(b"no tar" * 500)
+    whole = (folder / "good/part-000.tar").read_bytes()
+    (folder / "cut.tar").write_bytes(whole[: len(whole) // 2 - 100])
+    for name, member in (("unlabelled", "a.png"), ("empty", "a.txt")):
+        with tarfile.open(folder / f"{name}.tar", "w") as tar:
+            add(tar, member, b"x")
+    with tarfile.open(folder / "vague.tar", "w") as tar:
+        add(tar, "a.png", b"x")
+        add(tar, "a.json", b'{"caption": "a cat"}')
+    return {
+        "compressed": (str(folder / "a.tar.gz"), "is compressed"),
+        "missing": (str(folder / "good/part-{000..003}.tar"), "part-002.tar"),
+        "broken": (str(folder / "broken.tar"), "cannot be read"),
+        "cut": (str(folder / "cut.tar"), "cannot be read"),
+        "unlabelled": (str(folder / "unlabelled.tar"), "a.png has no class"),
+        "vague": (str(folder / "vague.tar"), "a.png has no class"),
+        "empty": (str(folder / "empty.tar"), "has 0 classes"),
+        "absent": (str(folder / "absent.tar"), "no shard"),
+    }
+
+
+KINDS = ["compressed", "missing", "broken", "cut", "unlabelled", "vague", "empty", "absent"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_shards_are_refused_with_their_reason(tmp_path: Path, kind: str) -> None:
+    location, text = bad_shards(tmp_path)[kind]
+    with pytest.raises(InputError) as caught:
+        find_images(location)
+    assert text in caught.value.what
+    assert str(caught.value).count("\n") == 2
+
+
+def test_a_shard_that_shrinks_or_goes_during_the_run_is_damage(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    images = find_images(str(tmp_path))
+    with (tmp_path / "part-001.tar").open("r+b") as file:
+        file.truncate(2000)
+    with pytest.raises(DamagedSample, match=r"part-001\.tar/deep/1-3\.png"):
+        images.read(7)
+    (tmp_path / "part-000.tar").unlink()
+    with pytest.raises(DamagedSample, match="No such file"):
+        images.read(0)
+    findings = check_images([images], 0, 10**6)
+    assert len(findings.damaged) >= 5
