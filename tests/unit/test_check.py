@@ -109,3 +109,14 @@ def test_the_page_shows_them_and_nothing_from_outside(tmp_path: Path) -> None:
     assert page.count("data:image/jpeg;base64") == 4
     assert "http" not in page
     assert "in order" in render_findings(Findings(), LIMIT)
+
+
+def test_photographs_that_viewers_turn_are_named(tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (60, 40)).save(tmp_path / label / "straight.jpg")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (60, 41)).save(tmp_path / "a/turned.jpg", exif=exif)
+    findings = check_images([find_images(str(tmp_path))], 0, LIMIT)
+    assert [(Path(odd.path).name, odd.reason) for odd in findings.rotated] == [("turned.jpg", "EXIF orientation 6")]

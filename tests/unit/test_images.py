@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import write_image
 from PIL import Image
@@ -274,3 +275,32 @@ def test_an_array_file_that_cannot_be_read_is_refused(tmp_path: Path, kind: str)
         load_images(str(file))
     assert str(caught.value).count("\n") == 2
     assert caught.value.cause
+
+
+def encoded(kind: str) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 31, 3), dtype=np.uint8)
+    options = {"progressive": True} if kind == "progressive" else {}
+    Image.fromarray(pixels).save(file, "JPEG" if kind == "progressive" else kind, **options)
+    return file.getvalue()
+
+
+@given(
+    kind=st.sampled_from(["JPEG", "progressive", "PNG", "WEBP", "BMP", "GIF"]),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=12),
+    end=st.floats(0, 1) | st.just(1.0),
+)
+@settings(max_examples=400, deadline=None)
+def test_whatever_bytes_a_file_has_it_is_decoded_or_damaged(
+    kind: str, changes: list[tuple[float, int]], end: float
+) -> None:
+    content = bytearray(encoded(kind))
+    for place, value in changes:
+        content[int(place * (len(content) - 1))] = value
+    try:
+        pixels = decode_crop(bytes(content[: int(end * len(content))]), "x", 8, whole, 10**5).resized(8)
+    except DamagedSample as damaged:
+        assert damaged.name == "x"
+        assert damaged.reason
+    else:
+        assert (pixels.shape, pixels.dtype) == ((8, 8, 3), np.uint8)

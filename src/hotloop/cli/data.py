@@ -145,6 +145,7 @@ def _lines(findings: "Findings") -> Iterator[str]:
     yield from _named("equal files", same)
     for title, found in (
         ("of another format than the name says", findings.wrong_suffix),
+        ("turned by viewers, not by a training", findings.rotated),
         ("tiny", findings.tiny),
         ("huge", findings.huge),
     ):

@@ -10,7 +10,7 @@ import numpy as np
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop, kind_of
+from hotloop.data.decode import Box, decode_crop, kind_of, orientation
 from hotloop.data.image_list import ImageList
 from hotloop.data.loader import Loaders, LoaderSettings
 
@@ -65,6 +65,8 @@ class Findings:
         size_bytes: of all that can be read.
         classes: images of each class, by location.
         wrong_suffix: files whose name says another format than their content.
+        rotated: files that a camera marked as lying on their side or upside down (EXIF): viewers turn them, a training
+            sees them as they are stored.
         uneven: the largest class over the smallest, by location, where that is 10 or more.
     """
 
@@ -74,6 +76,7 @@ class Findings:
     damaged: list[Damaged] = field(default_factory=list)
     duplicates: list[Group] = field(default_factory=list)
     wrong_suffix: list[Odd] = field(default_factory=list)
+    rotated: list[Odd] = field(default_factory=list)
     tiny: list[Odd] = field(default_factory=list)
     huge: list[Odd] = field(default_factory=list)
     uneven: dict[str, float] = field(default_factory=dict)
@@ -116,9 +119,10 @@ class _Facts(Dataset):
             decode_crop(content, path, 2**20, whole, self.max_pixels)  # larger than any: nothing is scaled away
         except DamagedSample as damaged:
             reason = damaged.reason.encode()[:_REASON_BYTES]
-            return _sample(bytes(_DIGEST_BYTES), [0, 0, 0, 0, len(reason)], reason)
+            return _sample(bytes(_DIGEST_BYTES), [0, 0, 0, 0, 1, len(reason)], reason)
         digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
-        return _sample(digest, [*sizes, len(content), _KINDS.index(kind_of(content)), 0], b"")
+        kind = _KINDS.index(kind_of(content))
+        return _sample(digest, [*sizes, len(content), kind, orientation(content), 0], b"")
 
     def fingerprint(self) -> str:
         return self.images.fingerprint()
@@ -177,11 +181,13 @@ def _look_at(
 
 def _note(path: str, numbers: list[int], findings: Findings) -> None:
     """What is odd about a file that can be read."""
-    height, width, size_bytes, kind, _ = numbers
+    height, width, size_bytes, kind, lies, _ = numbers
     findings.size_bytes += size_bytes
     suffix = Path(path).suffix.lower().removeprefix(".")
     if _KIND_OF_SUFFIX.get(suffix, suffix) != _KINDS[kind]:
         findings.wrong_suffix.append(Odd(path, f"it is {_KINDS[kind] or 'of another format'}"))
+    if lies != 1:
+        findings.rotated.append(Odd(path, f"EXIF orientation {lies}"))
     if min(height, width) < TINY_SIDE:
         findings.tiny.append(Odd(path, f"{width} × {height}"))
     if height * width >= HUGE_PIXELS:

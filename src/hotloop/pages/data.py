@@ -46,6 +46,7 @@ def render_findings(findings: Findings, max_pixels: int) -> str:
                 for group in sorted(findings.duplicates, key=lambda group: -len(group.labels))[:_PICTURES]
             ),
             wrong_suffix=pictures((odd.path, odd.reason, odd.path) for odd in findings.wrong_suffix[:_PICTURES]),
+            rotated=pictures((odd.path, odd.reason, odd.path) for odd in findings.rotated[:_PICTURES]),
             tiny=pictures((odd.path, odd.reason, odd.path) for odd in findings.tiny[:_PICTURES]),
             huge=pictures((odd.path, odd.reason, odd.path) for odd in findings.huge[:_PICTURES]),
             most=_ROWS,
