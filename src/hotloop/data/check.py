@@ -27,8 +27,8 @@ _BATCH, _DIGEST_BYTES, _REASON_BYTES = 64, 16, 300
 
 
 @dataclass(frozen=True)
-class Damaged:
-    """A file that cannot be read."""
+class Fault:
+    """A file and what is the matter with it."""
 
     path: str
     reason: str
@@ -48,14 +48,6 @@ class Group:
     locations: list[str]
 
 
-@dataclass(frozen=True)
-class Odd:
-    """A file that can be read and is worth a look."""
-
-    path: str
-    reason: str
-
-
 @dataclass
 class Findings:
     """What a check found.
@@ -73,12 +65,12 @@ class Findings:
     images: int = 0
     size_bytes: int = 0
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[Fault] = field(default_factory=list)
     duplicates: list[Group] = field(default_factory=list)
-    wrong_suffix: list[Odd] = field(default_factory=list)
-    rotated: list[Odd] = field(default_factory=list)
-    tiny: list[Odd] = field(default_factory=list)
-    huge: list[Odd] = field(default_factory=list)
+    wrong_suffix: list[Fault] = field(default_factory=list)
+    rotated: list[Fault] = field(default_factory=list)
+    tiny: list[Fault] = field(default_factory=list)
+    huge: list[Fault] = field(default_factory=list)
     uneven: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -172,7 +164,7 @@ def _look_at(
                 digest, reason, numbers = (batch.arrays[name][place] for name in ("digest", "reason", "numbers"))
                 if length := int(numbers[-1]):
                     text = reason[:length].tobytes().decode(errors="replace")
-                    findings.damaged.append(Damaged(images.path(index), text))
+                    findings.damaged.append(Fault(images.path(index), text))
                 else:
                     _note(images.path(index), numbers.tolist(), findings)
                     places[digest.tobytes()].append((position, index))
@@ -185,13 +177,13 @@ def _note(path: str, numbers: list[int], findings: Findings) -> None:
     findings.size_bytes += size_bytes
     suffix = Path(path).suffix.lower().removeprefix(".")
     if _KIND_OF_SUFFIX.get(suffix, suffix) != _KINDS[kind]:
-        findings.wrong_suffix.append(Odd(path, f"it is {_KINDS[kind] or 'of another format'}"))
+        findings.wrong_suffix.append(Fault(path, f"it is {_KINDS[kind] or 'of another format'}"))
     if lies != 1:
-        findings.rotated.append(Odd(path, f"EXIF orientation {lies}"))
+        findings.rotated.append(Fault(path, f"EXIF orientation {lies}"))
     if min(height, width) < TINY_SIDE:
-        findings.tiny.append(Odd(path, f"{width} × {height}"))
+        findings.tiny.append(Fault(path, f"{width} × {height}"))
     if height * width >= HUGE_PIXELS:
-        findings.huge.append(Odd(path, f"{width} × {height}"))
+        findings.huge.append(Fault(path, f"{width} × {height}"))
 
 
 def _group(sets: Sequence[ImageList], found: Sequence[tuple[int, int]]) -> Group:

@@ -2,19 +2,18 @@
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from hotloop.core.errors import DamagedSample, InputError
-from hotloop.core.files import fsync_directory
-from hotloop.data.check import Damaged
+from hotloop.core.files import new_file
+from hotloop.data.check import Fault
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import Box, decode_crop, kind_of
 from hotloop.data.image_list import ImageList
@@ -58,7 +57,7 @@ class Packed:
     images: int = 0
     shards: list[str] = field(default_factory=list)
     size_bytes: int = 0
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[Fault] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def pack_images(
         entry = next(entries, None)
         while entry:
             name = f"{len(packed.shards):06d}.tar"
-            with _shard(folder / name) as tar:
+            with new_file(folder / name) as file, _tar(file) as tar:
                 while entry and tar.offset < settings.shard_bytes:
                     _add(tar, *entry)
                     entry = next(entries, None)
@@ -136,21 +135,8 @@ def pack_images(
     return packed
 
 
-@contextmanager
-def _shard(path: Path) -> Iterator[tarfile.TarFile]:
-    """A tar file that has its name once it is whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                yield tar
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
+def _tar(file: BinaryIO) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
 
 
 def _add(tar: tarfile.TarFile, key: str, content: bytes, label: int, name: str) -> None:
@@ -174,7 +160,7 @@ def _entries(
             length = int(batch.arrays["length"][place])
             content = batch.arrays["content"][place][: abs(length)].tobytes()
             if length < 0:
-                packed.damaged.append(Damaged(images.path(index), content.decode(errors="replace")))
+                packed.damaged.append(Fault(images.path(index), content.decode(errors="replace")))
             else:
                 label = images.label(index)
                 yield f"{packed.images:09d}", content, label, images.classes[label]
