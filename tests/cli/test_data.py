@@ -32,8 +32,8 @@ def test_a_check_of_good_data_is_done(hotloop: Command, make_images: Callable[..
 
 def test_a_page_that_cannot_be_written_is_an_error(hotloop: Command, make_images: Callable[..., Path]) -> None:
     finished = hotloop("data", "check", str(make_images(each=2)), "--workers", "0", "--page", "/nowhere/page.html")
-    assert finished.code != 0
-    assert finished.err.startswith("error: ")
+    assert finished.code == 2
+    assert finished.err.startswith("error: no folder /nowhere")
     assert finished.err.count("\n") == 3
 
 

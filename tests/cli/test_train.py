@@ -96,6 +96,33 @@ def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command,
     assert "finished after 800 steps" in done.out
 
 
+def test_it_stops_while_a_file_does_not_come(hotloop: Command, job: Path) -> None:
+    """As on a mount that hangs: a pipe that nobody writes to."""
+    stalled = job.parent / "images/class0/zzz.png"
+    os.mkfifo(stalled)
+    options = ["--set", "run.dir=here", "--set", "data.workers=1", "--set", "train.epochs=4"]
+    options += ["--set", "data.last_batch=drop"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hotloop", "train", "job.toml", *options],
+        cwd=job.parent,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.startswith("run "):
+            break
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 75
+    assert "preempted after" in out
+    stalled.unlink()
+    write_image(stalled, 5)
+    assert "finished after" in hotloop("train", "job.toml", *options, expect=0).out
+
+
 def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: Path) -> None:
     code = (
         "import os, signal, sys; from hotloop.cli.main import main; import hotloop.train.step as s\n"

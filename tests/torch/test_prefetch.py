@@ -81,6 +81,67 @@ def test_an_error_arrives_after_what_came_before_it_with_its_cause() -> None:
     reader.close()
 
 
+def test_an_error_is_raised_only_where_nothing_else_is_left() -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise ValueError("no more")
+
+    reader = Reader(items(), [Box(), Box(), Box()])
+    first, second = reader.next(wait=True), reader.next(wait=True)
+    assert first
+    assert second
+    reader._thread.join()
+    assert reader.next(wait=False) is None, "the two are still to be used"
+    with pytest.raises(ValueError, match="no more"):
+        reader.next(wait=True)
+    assert reader.next(wait=True) is None
+
+
+def test_a_generator_that_cannot_be_closed_leaves_nobody_waiting() -> None:
+    class Full(Box):
+        def pack(self, item: Any) -> None:
+            raise OSError("no page-locked memory")
+
+    def items() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            raise RuntimeError("nor this")
+
+    reader = Reader(items(), [Full()])
+    with pytest.raises(OSError, match="no page-locked memory"):
+        reader.next(wait=True)
+    reader.close()
+
+
+def test_a_break_reads_no_further() -> None:
+    asked: list[int] = []
+    going_on = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            asked.append(number)
+            if number:
+                going_on.wait(5)
+            yield number
+
+    reader = Reader(items(), [Box() for _ in range(50)])
+    reader.next(wait=True)
+    reader._closing = True
+    going_on.set()
+    reader.close()
+    assert len(asked) <= 3
+
+
+def test_the_thread_computes_gradients_if_its_owner_does() -> None:
+    def items() -> Iterator[bool]:
+        yield torch.is_grad_enabled()
+
+    with torch.no_grad():
+        reader = Reader(items(), [Box()])
+        assert list(take_all(reader)) == [False]
+
+
 def test_closing_ends_the_thread_and_the_generator_that_it_asks() -> None:
     closed = threading.Event()
 

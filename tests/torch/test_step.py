@@ -502,3 +502,45 @@ def test_flat_gradients_are_the_gradients(shapes: list[list[int]], seed: int) ->
 
 
 _DTYPES = (torch.float32, torch.bfloat16)
+
+
+def test_a_repeated_window_finds_batches_whose_memory_was_used_again() -> None:
+    """A loader writes each batch into the same memory; memory runs out in the third of a window."""
+    parts = batches([8, 8, 8])
+    ends = []
+    for limited in (False, True):
+        model, seen = linear(), [0]
+
+        def limited_loss(model: nn.Module, batch: Pair, seen: list[int] = seen, limited: bool = limited) -> Tensor:
+            seen[0] += 1
+            if limited and seen[0] == 3:
+                raise torch.OutOfMemoryError("no room")
+            return loss(model, batch)
+
+        step = Step(model, limited_loss, sgd(model))
+        room = tuple(torch.empty_like(tensor) for tensor in parts[0])
+        for number, part in enumerate(parts):
+            for own, tensor in zip(room, part, strict=True):
+                own.copy_(tensor)
+            step(room, share=1 / 3, last=number == 2)
+        assert step.pieces == (2 if limited else 1)
+        ends.append(weights(model))
+    assert torch.allclose(*ends, atol=1e-6)
+
+
+def test_an_interruption_before_a_window_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = linear(), linear()
+    step, other = Step(model, loss, sgd(model)), Step(plain, loss, sgd(plain))
+    first, second = batches([8, 8])
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, "_begin_window", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(first)
+    for batch in (first, second):
+        step(batch), other(batch)
+    assert step.number == 2
+    assert torch.equal(weights(model), weights(plain))

@@ -88,7 +88,7 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
         "latin jsonl": (str(folder / "latin.jsonl"), "cannot read"),
         "latin csv": (str(folder / "latin.csv"), "cannot read"),
         "open quote": (str(folder / "quote.csv"), "is no line of a .csv file"),
-        "extra column": (str(folder / "extra.csv"), 'line 2: path is "a.png" and label is ""'),
+        "extra column": (str(folder / "extra.csv"), "line 2 has more columns than the first line"),
         "null label": (str(folder / "null.jsonl"), "line 1"),
         "blank label": (str(folder / "blank.jsonl"), "line 1"),
     }

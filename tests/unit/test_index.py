@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.core.errors import InputError
 from hotloop.data import index
 from hotloop.data.columns import Column, Texts
 from hotloop.data.image_list import find_images
@@ -134,3 +135,46 @@ def test_without_a_place_for_it_there_is_no_index(tmp_path: Path, cache: Path) -
     (tmp_path / "file").write_text("")
     listing = Listing(Texts.of(["a"]), Column(np.zeros(1, np.int32)), ("x",), {})
     assert indexed(tmp_path, lambda: listing, cache=tmp_path / "file") is listing
+
+
+def test_an_index_that_a_run_began_with_stays_for_a_day(cache: Path, make_images: Callable[..., Path]) -> None:
+    folder = make_images(classes=2, each=2)
+    began = find_images(str(folder))
+    (columns,) = [path for path in cache.glob("*/*") if path.is_dir()]
+    os.utime(columns, (0, 0))  # written long ago
+    os.link(folder / "class0/000.png", folder / "class0/new.png")
+    assert len(find_images(str(folder))) == len(began) + 1
+    assert len([path for path in cache.glob("*/*") if path.is_dir()]) == 2
+    assert list(pickle.loads(pickle.dumps(began)).names) == list(began.names), "a worker that starts now finds it"
+
+
+def test_an_unreadable_folder_is_an_error(
+    cache: Path, make_images: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_images(classes=2, each=2)
+    (folder / "class0/deep").mkdir()
+    scan = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(InputError, match="cannot look into"):
+        find_images(str(folder))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"watched": []}', "{", ""])
+def test_an_index_of_another_shape_is_made_anew(cache: Path, make_images: Callable[..., Path], content: str) -> None:
+    folder = make_images(classes=2, each=2)
+    expected = list(find_images(str(folder)).names)
+    for file in cache.rglob("newest.json"):
+        file.write_text(content)
+    assert list(find_images(str(folder)).names) == expected
+
+
+def test_a_comma_in_a_path_of_a_list_has_to_be_quoted(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label\na,b.jpg,cat\nc.jpg,dog\n")
+    with pytest.raises(InputError, match="line 2 has more columns"):
+        find_images(str(tmp_path / "list.csv"))

@@ -299,6 +299,29 @@ def test_ctrl_c_waits_for_no_slow_sample_and_workers_end_together(place: str, mo
     assert time.monotonic() - began < 4
 
 
+def test_who_waits_for_a_slow_sample_hears_of_it_and_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_END_SECONDS", 1.0)
+    monkeypatch.setattr(pool, "_PATIENCE_SECONDS", 0.05)
+    heard: list[tuple[float, list[str]]] = []
+    first_is_there = False
+
+    def leave(seconds: float, names: list[str]) -> None:
+        heard.append((seconds, names))
+        if first_is_there and len(heard) >= 3:
+            raise TimeoutError("enough")
+
+    with Loaders([(Slow(80), LoaderSettings(8, shuffle=False))], 1, leave) as (loader,):
+        batches = loader.batches()
+        assert next(batches).size == 8
+        heard.clear()
+        first_is_there = True
+        with pytest.raises(TimeoutError, match="enough"):
+            next(batches)
+    assert [names for _, names in heard] == [["sample 8"]] * 3
+    seconds = [seconds for seconds, _ in heard]
+    assert seconds == sorted(seconds)
+
+
 def test_an_iteration_that_was_interrupted_can_be_followed_by_another() -> None:
     class Interrupted(Numbers):
         def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:

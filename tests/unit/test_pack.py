@@ -78,17 +78,18 @@ def test_webdatasets_own_readers_find_a_number(make_images: Callable[..., Path],
         assert file.read() in (b"0", b"1")
 
 
-def test_shards_that_are_there_are_not_mixed_with(make_images: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_folder_with_something_in_it_stays_as_it_is(make_images: Callable[..., Path], tmp_path: Path) -> None:
     images = find_images(str(make_images(classes=2, each=1)))
     pack_images(images, tmp_path / "out", PackSettings(), 0)
     before = (tmp_path / "out/000000.tar").read_bytes()
-    with pytest.raises(InputError, match="holds shards already"):
+    with pytest.raises(InputError, match="is not empty"):
         pack_images(images, tmp_path / "out", PackSettings(), 0)
     assert (tmp_path / "out/000000.tar").read_bytes() == before
 
 
-def test_a_failure_leaves_no_shard_that_is_not_whole(
-    make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_nothing_that_looks_like_all_of_it(
+    make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     images = find_images(str(make_images(classes=2, each=8)))
     adding = pack._add
@@ -98,13 +99,20 @@ def test_a_failure_leaves_no_shard_that_is_not_whole(
         nonlocal count
         count += 1
         if count > 10:
-            raise OSError(28, "No space left on device")
+            raise error
         adding(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pack, "_add", fails)
-    with pytest.raises(OSError, match="No space left"):
-        pack_images(images, tmp_path / "out", PackSettings(shard_bytes=6000), 0)
-    left = sorted(file.name for file in (tmp_path / "out").iterdir())
-    assert left
-    assert all(name.endswith(".tar") and not name.startswith(".") for name in left)
-    assert len(find_images(str(tmp_path / "out"))) > 0
+    with pytest.raises(type(error)):
+        pack_images(images, tmp_path / "deep/out", PackSettings(shard_bytes=6000), 0)
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_format_that_shards_are_not_read_for_is_left_out_and_named(
+    make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_images(classes=2, each=1)
+    Image.new("RGB", (20, 20)).save(folder / "class0/really.jpg", format="TIFF")
+    packed = pack_images(find_images(str(folder)), tmp_path / "out", PackSettings(), 0)
+    assert [Path(one.path).name for one in packed.damaged] == ["really.jpg"]
+    assert len(find_images(str(tmp_path / "out"))) == packed.images == 2

@@ -107,6 +107,20 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "broken.tar").write_bytes(b"no tar" * 500)
     whole = (folder / "good/part-000.tar").read_bytes()
     (folder / "cut.tar").write_bytes(whole[: len(whole) // 2 - 100])
+    with tarfile.open(folder / "good/part-000.tar") as tar:
+        middle = tar.getmembers()[6].offset
+    (folder / "header.tar").write_bytes(whole[: middle + 100] + b"\xff" + whole[middle + 101 :])
+    (folder / "boundary.tar").write_bytes(whole[:middle])
+    with tarfile.open(folder / "twice.tar", "w") as tar:
+        for _ in range(2):
+            add(tar, "a.png", b"x")
+            add(tar, "b.cls", b"1")
+    with tarfile.open(folder / "link.tar", "w") as tar:
+        add(tar, "a.png", b"x")
+        add(tar, "a.cls", b"1")
+        link = tarfile.TarInfo("b.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.png"
+        tar.addfile(link)
     for name, member in (("unlabelled", "a.png"), ("empty", "a.txt")):
         with tarfile.open(folder / f"{name}.tar", "w") as tar:
             add(tar, member, b"x")
@@ -118,6 +132,12 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
         "missing": (str(folder / "good/part-{000..003}.tar"), "part-002.tar"),
         "broken": (str(folder / "broken.tar"), "cannot be read"),
         "cut": (str(folder / "cut.tar"), "cannot be read"),
+        "header": (str(folder / "header.tar"), "cannot be read"),
+        "boundary": (str(folder / "boundary.tar"), "cannot be read"),
+        "twice": (str(folder / "twice.tar"), "holds a.png twice"),
+        "link": (str(folder / "link.tar"), "b.png is a link"),
+        "many": (str(folder / "x-{0..999999999}.tar"), "1,000,000,000 shards"),
+        "reversed": (str(folder / "x-{5..3}.tar"), "-1 shards"),
         "unlabelled": (str(folder / "unlabelled.tar"), "a.png has no class"),
         "vague": (str(folder / "vague.tar"), "a.png has no class"),
         "empty": (str(folder / "empty.tar"), "has 0 classes"),
@@ -125,7 +145,8 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-KINDS = ["compressed", "missing", "broken", "cut", "unlabelled", "vague", "empty", "absent"]
+KINDS = ["compressed", "missing", "broken", "cut", "header", "boundary", "twice", "link", "many", "reversed"]
+KINDS += ["unlabelled", "vague", "empty", "absent"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,3 +170,25 @@ def test_a_shard_that_shrinks_or_goes_during_the_run_is_damage(tmp_path: Path) -
         images.read(0)
     findings = check_images([images], 0, 10**6)
     assert len(findings.damaged) >= 5
+
+
+def test_a_shard_is_not_taken_for_another_that_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "_SETTLED_NS", 0)
+    write_shards(tmp_path / "y")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/a.tar").symlink_to(tmp_path / "y/part-001.tar")
+    expected = find_images(str(tmp_path / "y/part-001.tar")).read(0)
+    through = find_images(str(tmp_path / "x/a.tar"))
+    assert through.read(0) == expected
+
+
+def test_other_pixels_at_the_same_names_are_other_data(tmp_path: Path) -> None:
+    write_shards(tmp_path / "a")
+    write_shards(tmp_path / "b")
+    with tarfile.open(tmp_path / "b/part-001.tar", "w") as tar:
+        for number in range(4):
+            add(tar, f"deep/1-{number}.cls", b"10" if number % 2 else b"2")
+            add(tar, f"deep/1-{number}.png", b"shorter")
+    prints = [find_images(str(tmp_path / name)).fingerprint() for name in ("a", "b")]
+    assert prints[0] != prints[1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.units import count, format_bytes
 
@@ -45,12 +46,14 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 
     sets = [find_images(location, key="") for location in locations]
     processes = read_machine().cpus if workers is None else workers
+    if page and not page.parent.is_dir():
+        raise InputError(f"no folder {page.parent}", "the page would be written there", f"mkdir -p {page.parent}")
     with _Bar(sum(len(images) for images in sets)) as bar:
         findings = check_images(sets, processes, max_pixels, bar.advance)
     if page:
         from hotloop.pages.data import render_findings
 
-        write_atomic(page, render_findings(findings, max_pixels))
+        write_atomic(page, render_findings(findings, max_pixels).encode(errors="backslashreplace"))
     if as_json:
         click.echo(json.dumps({**asdict(findings), "error": findings.is_error}))
     else:
@@ -74,17 +77,21 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 def pack(
     location: str, folder: Path, side: int | None, quality: int, shard_mib: int, seed: int, workers: int | None,
     dry_run: bool, as_json: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Write the images at LOCATION into tar shards in FOLDER.
 
     A few large files are read faster than a million small ones, from disks and from object storage alike. Every image
     is decoded once and left out if it is damaged; the order is drawn once. Each image has its class as a number (.cls),
-    as WebDataset wants it, and by name (.json).
+    as WebDataset wants it, and by name (.json). Numbers count into the classes at LOCATION: they are the same for
+    training and validation data if both have all classes.
+
+    Exits with 1 if images were left out.
     """
     from hotloop.core.machine import read_machine
     from hotloop.data.image_list import find_images
-    from hotloop.data.pack import Packed, PackSettings, pack_images
+    from hotloop.data.pack import Packed, PackSettings, check_folder, pack_images
 
+    check_folder(folder)
     images = find_images(location, key="")
     if dry_run:
         size = sum(images.size_bytes(number) for number in range(len(images)))
@@ -96,14 +103,15 @@ def pack(
             packed = pack_images(images, folder, settings, processes, bar.advance)
     if as_json:
         click.echo(json.dumps(asdict(packed)))
-        return
+        return int(bool(packed.damaged))
     amount = f"{count(packed.images, 'image')}, {format_bytes(packed.size_bytes)}"
     if dry_run:
         click.echo(f"{amount} would be read and packed into {folder}")
-        return
+        return 0
     click.echo(f"{amount} in {count(len(packed.shards), 'shard')}: {folder}")
     for line in _named("damaged, left out", [f"{one.path}: {one.reason}" for one in packed.damaged]):
         click.echo(line)
+    return int(bool(packed.damaged))
 
 
 class _Bar:
@@ -140,8 +148,8 @@ def _lines(findings: "Findings") -> Iterator[str]:
         [f"{' = '.join(group.paths)}: {' and '.join(group.labels)}" for group in findings.contradictions],
     )
     yield from _named("equal files in several data sets", [" = ".join(group.paths) for group in findings.leaks])
-    serious = [*findings.contradictions, *findings.leaks]
-    same = [" = ".join(group.paths) for group in findings.duplicates if group not in serious]
+    plain = [group for group in findings.duplicates if len(group.labels) == len(group.locations) == 1]
+    same = [" = ".join(group.paths) for group in plain]
     yield from _named("equal files", same)
     for title, found in (
         ("of another format than the name says", findings.wrong_suffix),

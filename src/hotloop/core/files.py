@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 
 def fsync_directory(directory: Path) -> None:
@@ -17,16 +16,15 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name; when the block ends well, fsync it and rename it into place.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, fsync it, and rename it into place.
 
-    Readers see the old file or the new, never a part. On an error the old file stands and the temporary is gone.
+    Readers see the old content or the new, never a part. On an error the old file stands and the temporary is gone.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            yield file
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -34,12 +32,6 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file as `new_file` does."""
-    with new_file(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class ImageList:
 
     def fingerprint(self) -> str:
         """Hash over classes, labels, and names relative to the folder: moved data is the same data."""
-        return Listing(self.names, self.labels, self.classes, {}).digest()
+        return Listing(self.names, self.labels, self.classes, {}, self.spans).digest()
 
 
 def find_images(location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
@@ -90,7 +90,7 @@ def find_images(location: str, classes: Sequence[str] | None = None, key: str = 
     root = Path(location)
     scan: Callable[[Path], Listing]
     if shards := shards_of(location):
-        base, scan = Path(shards[0]), lambda _: scan_shards(*shards, SUFFIXES)
+        base, scan = Path(shards[0]), lambda _: scan_shards(*shards, SUFFIXES, root.is_dir())
     elif root.is_dir():
         base, scan = root, _scan_folder
     elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
@@ -121,7 +121,7 @@ def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Co
     return Column(np.array([numbers[name] for name in listing.classes], np.int32)[listing.labels.array])
 
 
-def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, int]) -> Listing:
+def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, str]) -> Listing:
     """From names and the names of their classes."""
     classes = tuple(sorted({label for _, label in pairs}))
     numbers = {name: number for number, name in enumerate(classes)}
@@ -133,6 +133,9 @@ def _absent(root: Path, key: str) -> InputError:
     beside = [entry.name for entry in root.parent.iterdir()] if root.parent.is_dir() else []
     near = get_close_matches(root.name, beside, n=1)
     other = str(root.parent / near[0]) if near else "FOLDER"
+    if root.exists():
+        cause = "a folder of class folders, a .csv or .jsonl list, or .tar shards are read"
+        return InputError(f"{root} is none of the kinds of data that are read here", cause, "name one of those")
     return InputError(
         f"no data at {root}",
         f"there is no such folder and no such .csv or .jsonl list{f'; {near[0]} is there' if near else ''}",
@@ -158,16 +161,16 @@ def _too_few(root: Path, listing: Listing) -> InputError:
 
 
 def _scan_folder(root: Path) -> Listing:
-    watched: dict[str, int] = {}
+    watched: dict[str, str] = {}
     _watch(str(root), watched)
     return _listing(list(_folder(str(root), watched)), watched)
 
 
-def _watch(path: str, watched: dict[str, int]) -> None:
+def _watch(path: str, watched: dict[str, str]) -> None:
     watched[os.path.abspath(path)] = state_of(path)
 
 
-def _folder(root: str, watched: dict[str, int]) -> Iterable[tuple[str, str]]:
+def _folder(root: str, watched: dict[str, str]) -> Iterable[tuple[str, str]]:
     """Names relative to the root and their class; `watched` gets the folders on the way."""
     for name in sorted(os.listdir(root)):
         folder = os.path.join(root, name)
@@ -183,13 +186,19 @@ def _folder(root: str, watched: dict[str, int]) -> Iterable[tuple[str, str]]:
         yield from ((file[len(os.path.join(root, "")) :], name) for file in files)
 
 
-def _files(root: str, watched: dict[str, int]) -> Iterable[str]:
-    for folder, folders, names in os.walk(root, followlinks=True):
+def _files(root: str, watched: dict[str, str]) -> Iterable[str]:
+    for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
         _watch(folder, watched)
         folders[:] = [name for name in folders if not _leads_up(os.path.join(folder, name))]
         for name in names:
             if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
                 yield os.path.join(folder, name)
+
+
+def _raise(error: OSError) -> None:
+    """os.walk would go on without the folder."""
+    what = f"cannot look into {error.filename}"
+    raise InputError(what, error.strerror or str(error), f"see who may read it: ls -ld {error.filename}")
 
 
 def _leads_up(folder: str) -> bool:
@@ -201,7 +210,7 @@ def _leads_up(folder: str) -> bool:
 
 
 def _scan_list(file: Path) -> Listing:
-    watched: dict[str, int] = {}
+    watched: dict[str, str] = {}
     _watch(str(file), watched)
     pairs = _csv(file) if file.suffix.lower() == ".csv" else _jsonl(file)
     return _listing(list(pairs), watched)
@@ -228,6 +237,9 @@ def _csv(file: Path) -> Iterable[tuple[str, str]]:
             )
         for row in reader:
             path, label = row["path"], row["label"]
+            if None in row:
+                what = f"{file}, line {reader.line_num} has more columns than the first line"
+                raise InputError(what, "a comma in a path has to be quoted", '"a,b.jpg",cat')
             if not path or not label:
                 what = f'{file}, line {reader.line_num}: path is "{path or ""}" and label is "{label or ""}"'
                 raise InputError(what, "neither may be empty", "cat/1.jpg,cat")
@@ -239,6 +251,8 @@ def _csv(file: Path) -> Iterable[tuple[str, str]]:
 
 def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
     for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             if not row["path"] or row["label"] in (None, ""):

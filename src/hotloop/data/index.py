@@ -18,13 +18,16 @@ _FROM = 10_000
 """Files from which an index is written; fewer are found again in milliseconds. Of shards it is always written."""
 _SETTLED_NS = 2 * 10**9
 """Nanoseconds that a folder must have been left alone before the scan: its time of change may be as coarse as that."""
+_KEY = "2 "
+"""Another one for other rules of what is found."""
 _KEPT_SECONDS = 24 * 3600.0
 """How long an index that is no longer the newest stays, for runs that began with it."""
 
 
-def state_of(path: str) -> int:
-    """Changes when a folder's entries do, or a file's content. Nanoseconds."""
-    return os.stat(path).st_mtime_ns
+def state_of(path: str) -> str:
+    """Changes when a folder's entries do, or a file's content."""
+    state = os.stat(path)
+    return f"{state.st_mtime_ns} {state.st_size} {state.st_ino}"
 
 
 def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = None) -> Listing:
@@ -36,30 +39,32 @@ def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = No
     Args:
         cache: where indices are; by default the user's cache folder. Where it cannot be written nothing is kept.
     """
-    folder = (cache or _cache()) / hashlib.sha256(os.fsencode(location.resolve())).hexdigest()[:32]
-    if found := _read(folder):
-        return found
+    if not (home := cache or _cache()):
+        return scan()
+    folder = home / hashlib.sha256(os.fsencode(_KEY + os.path.abspath(location))).hexdigest()[:32]
+    with suppress(Exception):  # there is none, something watched is gone, or it is damaged: found anew
+        return _read(folder)
     started = time.time_ns()
     listing = scan()
-    settled = max(listing.watched.values(), default=0) < started - _SETTLED_NS
+    settled = max((int(state.split()[0]) for state in listing.watched.values()), default=0) < started - _SETTLED_NS
     if (len(listing.names) >= _FROM or listing.spans) and settled:
         with suppress(OSError):
             return _write(folder, listing)
     return listing
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotloop" / "index"
-
-
-def _read(folder: Path) -> Listing | None:
+def _cache() -> Path | None:
     try:
-        newest = json.loads((folder / "newest.json").read_bytes())
-        if any(state_of(path) != state for path, state in newest["watched"].items()):
-            return None
-        return _open(folder / newest["digest"], newest)
-    except (OSError, ValueError, KeyError, EOFError):  # there is none, something watched is gone, or it is damaged
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "hotloop" / "index"
+    except RuntimeError:  # this user has no home
         return None
+
+
+def _read(folder: Path) -> Listing:
+    newest = json.loads((folder / "newest.json").read_bytes())
+    if any(state_of(path) != state for path, state in newest["watched"].items()):
+        raise ValueError("something has changed")
+    return _open(folder / newest["digest"], newest)
 
 
 def _open(columns: Path, newest: Mapping[str, Any]) -> Listing:
@@ -83,11 +88,19 @@ def _write(folder: Path, listing: Listing) -> Listing:
     kept = {"characters": listing.names.characters, "ends": listing.names.ends, "labels": listing.labels}
     if listing.spans:
         kept["places"] = listing.spans.places
-    with new_directory(columns) as temporary:
-        for name, column in kept.items():
-            column.write(temporary / f"{name}.npy")
-    write_atomic(folder / "newest.json", json.dumps(newest))
+    try:
+        _open(columns, newest)  # the same was found before, and others may be reading it
+    except (OSError, ValueError, EOFError):
+        with new_directory(columns) as temporary:
+            for name, column in kept.items():
+                column.write(temporary / f"{name}.npy")
+    with suppress(Exception):  # there is none before it, or a damaged one
+        os.utime(
+            folder / json.loads((folder / "newest.json").read_bytes())["digest"]
+        )  # from now on it is not the newest
+    now = time.time()
     for other in folder.iterdir():
-        if other.is_dir() and other != columns and time.time() - other.stat().st_mtime > _KEPT_SECONDS:
+        if other.is_dir() and other != columns and now - other.stat().st_mtime > _KEPT_SECONDS:
             shutil.rmtree(other, ignore_errors=True)
+    write_atomic(folder / "newest.json", json.dumps(newest))
     return _open(columns, newest)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.columns import Column, Texts
@@ -35,13 +36,23 @@ class Spans:
         shard, offset, size = (int(value) for value in self.places.array[number])
         try:
             with open(os.path.join(base, self.shards[shard]), "rb", buffering=0) as file:
-                content = os.pread(file.fileno(), size, offset)
+                file.seek(offset)
+                content = _whole(file, size)
         except OSError as error:
             raise DamagedSample(name, error.strerror or str(error)) from None
         if not content or len(content) < size:
             reason = "the image is empty" if not size else "the shard ends before the image does"
             raise DamagedSample(name, reason)
         return content
+
+
+def _whole(file: FileIO, size: int) -> bytes:
+    """So many bytes, or those up to the end: one read may give less."""
+    parts = []
+    while size and (part := file.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 @dataclass(frozen=True)
@@ -59,12 +70,13 @@ class Listing:
     names: Texts
     labels: Column
     classes: tuple[str, ...]
-    watched: Mapping[str, int]
+    watched: Mapping[str, str]
     spans: Spans | None = None
 
     def digest(self) -> str:
-        """Hash over names, labels and classes."""
+        """Hash over names, labels, classes and places."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
-        for column in (self.names.characters, self.names.ends, self.labels):
+        columns = [self.names.characters, self.names.ends, self.labels]
+        for column in [*columns, *([self.spans.places] if self.spans else [])]:
             digest.update(column.array.tobytes())
         return digest.hexdigest()

@@ -9,7 +9,7 @@ import numpy as np
 
 from hotloop.core.errors import InputError
 from hotloop.data.dataset import Dataset, sample_fields
-from hotloop.data.pool import Ticket, WorkerPool
+from hotloop.data.pool import Ticket, WhileWaiting, WorkerPool
 from hotloop.data.random import epoch_order
 from hotloop.data.ring import Ring
 from hotloop.data.worker import Feed
@@ -158,9 +158,19 @@ class Loader:
 
 
 class Loaders:
-    """Loaders that share worker processes; a context manager that ends them."""
+    """Loaders that share worker processes; a context manager that ends them.
 
-    def __init__(self, datasets: Sequence[tuple[Dataset, LoaderSettings]], workers: int) -> None:
+    Args:
+        datasets: what they are of, and how they are cut into batches.
+        workers: processes; 0: samples are read when a batch is asked for.
+        while_waiting: called every second while a batch is awaited, with the seconds so far and the names of samples
+            that workers are at; may raise, and the batch can be asked for again.
+    """
+
+    def __init__(
+        self, datasets: Sequence[tuple[Dataset, LoaderSettings]], workers: int,
+        while_waiting: WhileWaiting | None = None,
+    ) -> None:  # fmt: skip
         with ExitStack() as stack:
             feeds = []
             for dataset, settings in datasets:
@@ -168,7 +178,7 @@ class Loaders:
                 ring = Ring(fields, settings.batch_size, 1 + (_AHEAD if workers else 0))
                 stack.callback(ring.close)
                 feeds.append(Feed(dataset, ring, settings.seed, settings.on_damaged))
-            pool = WorkerPool(feeds, workers)
+            pool = WorkerPool(feeds, workers, while_waiting)
             stack.callback(pool.close)
             self._open = stack.pop_all()
         self._loaders = [

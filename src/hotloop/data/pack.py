@@ -6,13 +6,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from hotloop.core.errors import DamagedSample, InputError
-from hotloop.core.files import new_file
+from hotloop.core.files import new_directory
 from hotloop.data.check import Fault
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import Box, decode_crop, kind_of
@@ -90,6 +89,8 @@ def _encoded(content: bytes, name: str, settings: PackSettings) -> bytes:
     def whole(height: int, width: int) -> Box:
         return Box(0, 0, height, width, flip=False)
 
+    if not kind_of(content):
+        raise DamagedSample(name, "its format is none of those that are read from shards")
     pixels = decode_crop(content, name, 2**20, whole, settings.max_pixels).pixels
     height, width = pixels.shape[:2]
     part = settings.side / min(height, width)
@@ -101,6 +102,16 @@ def _encoded(content: bytes, name: str, settings: PackSettings) -> bytes:
     return min(file.getvalue(), content, key=len)
 
 
+def check_folder(folder: Path) -> None:
+    """See whether images can be packed into a folder.
+
+    Raises:
+        InputError: it is there and not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty", "packing makes the folder anew", "name another folder, or remove it")
+
+
 def pack_images(
     images: ImageList, folder: Path, settings: PackSettings, workers: int,
     progress: Callable[[int], None] = lambda done: None,
@@ -108,35 +119,30 @@ def pack_images(
     """Write shards `000000.tar`, ... into a folder: each image with its class as a number (.cls) and by name (.json).
 
     Every image is decoded, and left out if it is damaged. The same images and settings give the same bytes, whatever
-    the number of workers. A shard has its name when it is whole.
+    the number of workers. The folder is there when all is in it, and not before.
 
     Raises:
-        InputError: the folder holds shards already.
+        InputError: the folder is there and not empty.
     """
-    if folder.is_dir() and any(folder.glob("*.tar")):
-        cause = "packing begins anew and would leave some of them among its own"
-        raise InputError(f"{folder} holds shards already", cause, f"name another folder, or: rm {folder}/*.tar")
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     largest = max(256, *(images.size_bytes(number) for number in range(len(images))))
     data = _Encoded(images, settings, {"content": largest})
     batch = min(len(images), max(1, min(64, _BATCH_BYTES // largest)))
     packed = Packed()
-    with Loaders([(data, LoaderSettings(batch, settings.seed, on_damaged="raise"))], workers) as (loader,):
+    loaders = Loaders([(data, LoaderSettings(batch, settings.seed, on_damaged="raise"))], workers)
+    with loaders as (loader,), new_directory(folder) as temporary:
         entries = _entries(loader.batches(), images, packed, progress)
         entry = next(entries, None)
         while entry:
             name = f"{len(packed.shards):06d}.tar"
-            with new_file(folder / name) as file, _tar(file) as tar:
+            with tarfile.open(temporary / name, "w", format=tarfile.USTAR_FORMAT) as tar:
                 while entry and tar.offset < settings.shard_bytes:
                     _add(tar, *entry)
                     entry = next(entries, None)
             packed.shards.append(name)
-            packed.size_bytes += (folder / name).stat().st_size
+            packed.size_bytes += (temporary / name).stat().st_size
     return packed
-
-
-def _tar(file: BinaryIO) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
 
 
 def _add(tar: tarfile.TarFile, key: str, content: bytes, label: int, name: str) -> None:

@@ -3,7 +3,7 @@
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -15,8 +15,12 @@ from hotloop.core.errors import DamagedSample, HotloopError, InputError, WorkerE
 from hotloop.data.dataset import Damage
 from hotloop.data.worker import Chunk, Feed, Filling, Ready, fill, work
 
+WhileWaiting = Callable[[float, list[str]], None]
+
 _DEATHS = 3
 """How often a chunk may take its worker with it before the run stops."""
+_PATIENCE_SECONDS = 1.0
+"""After which a wait is interrupted, for `while_waiting`."""
 _END_SECONDS = 5.0
 """How long all workers together may take to end by themselves."""
 
@@ -58,14 +62,17 @@ class WorkerPool:
     Args:
         feeds: data sets and rings; chunks name them by number.
         workers: processes; each takes about 0.3 s to start, in parallel, and 50 MB.
+        while_waiting: called every second while a batch is awaited, with the seconds so far and, for each worker, the
+            first of the samples that it has been given; may raise.
 
     Raises:
         InputError: a data set cannot be pickled.
         WorkerError: a process could not be started.
     """
 
-    def __init__(self, feeds: Sequence[Feed], workers: int) -> None:
+    def __init__(self, feeds: Sequence[Feed], workers: int, while_waiting: WhileWaiting | None = None) -> None:
         self._feeds = tuple(feeds)
+        self._while_waiting = while_waiting
         self._context = multiprocessing.get_context("spawn")
         self._tickets: dict[int, Ticket] = {}
         self._deaths: dict[int, int] = {}
@@ -114,12 +121,16 @@ class WorkerPool:
 
         Raises:
             RuntimeError: the workers have been ended.
+            Exception: what `while_waiting` raises; the batch is still being filled then.
         """
         with self._lock:
             self._check_open()
+            started = time.monotonic()
             while ticket.waiting:
                 if self._workers:
                     self._read_answers()
+                    if self._while_waiting and (seconds := time.monotonic() - started) >= _PATIENCE_SECONDS:
+                        self._while_waiting(seconds, self._being_read())
                 else:
                     filling = fill(self._feeds[self._inline[0].feed], self._inline[0])
                     self._receive(self._inline.popleft(), filling)
@@ -168,10 +179,16 @@ class WorkerPool:
             worker.connection.send(chunk)
 
     def _read_answers(self) -> None:
-        ready = wait([end for worker in self._workers for end in (worker.connection, worker.process.sentinel)])
+        ends = [end for worker in self._workers for end in (worker.connection, worker.process.sentinel)]
+        ready = wait(ends, _PATIENCE_SECONDS if self._while_waiting else None)
         for worker in list(self._workers):
             if worker.connection in ready or worker.process.sentinel in ready:
                 self._read(worker)
+
+    def _being_read(self) -> list[str]:
+        """For each worker, the first of the samples that it has been given."""
+        chunks = [next(iter(worker.chunks.values())) for worker in self._workers if worker.chunks]
+        return [self._feeds[chunk.feed].dataset.name(chunk.indices[0]) for chunk in chunks]
 
     def _read(self, worker: _Worker) -> None:
         try:

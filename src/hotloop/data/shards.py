@@ -19,6 +19,7 @@ from hotloop.data.columns import Column, Texts
 from hotloop.data.index import state_of
 from hotloop.data.listing import Listing, Spans
 
+_MOST_SHARDS = 100_000
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -53,17 +54,23 @@ def _expanded(name: str) -> Iterator[str]:
     if not found:
         yield name
         return
-    for number in range(int(found[1]), int(found[2]) + 1):
+    first, last = int(found[1]), int(found[2])
+    if not 0 <= last - first < _MOST_SHARDS:
+        raise InputError(f"{name} is a range of {last - first + 1:,} shards", "1 to 100,000 can be", "name those there")
+    for number in range(first, last + 1):
         yield from _expanded(f"{name[: found.start()]}{number:0{len(found[1])}d}{name[found.end() :]}")
 
 
-def scan_shards(base: str, names: list[str], suffixes: frozenset[str]) -> Listing:
+def scan_shards(base: str, names: list[str], suffixes: frozenset[str], watch_base: bool) -> Listing:
     """What shards hold, in their order. About 30 µs a file in them.
+
+    Args:
+        watch_base: whether other shards in the folder would belong to them.
 
     Raises:
         InputError: a shard is no tar file or ends early, or an image has no class.
     """
-    watched: dict[str, int] = {os.path.abspath(base): state_of(base)}
+    watched = {os.path.abspath(base): state_of(base)} if watch_base else {}
     images: list[str] = []
     labels: list[str] = []
     places: list[tuple[int, int, int]] = []
@@ -83,7 +90,7 @@ def scan_shards(base: str, names: list[str], suffixes: frozenset[str]) -> Listin
 
 def _class_order(label: str) -> tuple[int, str]:
     """Numbers by value, before texts."""
-    return (int(label), "") if label.isdecimal() else (10**18, label)
+    return (int(label) if label.isdecimal() else 10**18, label)
 
 
 def _images(path: str, suffixes: frozenset[str]) -> Iterator[tuple[str, str, int, int]]:
@@ -91,17 +98,41 @@ def _images(path: str, suffixes: frozenset[str]) -> Iterator[tuple[str, str, int
     members: dict[str, dict[str, tarfile.TarInfo]] = {}
     try:
         with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                if member.isfile():
-                    folder, _, last = member.name.rpartition("/")
-                    stem, _, suffix = last.partition(".")
-                    members.setdefault(f"{folder}/{stem}", {})[suffix.lower()] = member
+            for member in _members(tar, path):
+                folder, _, last = member.name.rpartition("/")
+                stem, _, suffix = last.partition(".")
+                parts = members.setdefault(f"{folder}/{stem}", {})
+                if suffix.lower() in parts:
+                    raise InputError(
+                        f"{path} holds {member.name} twice", "one would take the other's place", "write it again"
+                    )
+                parts[suffix.lower()] = member
             for parts in members.values():
                 for suffix, member in parts.items():
                     if f".{suffix}" in suffixes:
                         yield member.name, _label(tar, path, member, parts), member.offset_data, member.size
-    except (tarfile.TarError, EOFError) as error:
-        raise InputError(f"{path} cannot be read", str(error) or "it ends early", "fetch or write it again") from None
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise _unreadable(path, str(error) or "it ends early") from None
+
+
+def _unreadable(path: str, cause: str) -> InputError:
+    return InputError(f"{path} cannot be read", cause, "fetch or write it again, or see who may read it: ls -l")
+
+
+def _members(tar: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInfo]:
+    """The files in a shard, up to its end; Python's own iteration takes a damaged header for the end."""
+    for member in tar:
+        if member.size < 0:  # its iteration would not end
+            raise _unreadable(path, f"{member.name} has a size below 0")
+        if member.islnk() or member.issym() or member.issparse():
+            what = f"{path}: {member.name} is a link or has holes"
+            raise InputError(what, "its bytes lie elsewhere", "write the shard without: tar --hard-dereference -h")
+        if member.isfile():
+            yield member
+    with open(path, "rb") as file:
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise _unreadable(path, f"at byte {tar.offset:,} is neither a file's header nor the end")
 
 
 def _label(tar: tarfile.TarFile, path: str, image: tarfile.TarInfo, parts: dict[str, tarfile.TarInfo]) -> str:
@@ -124,6 +155,6 @@ def _text(content: bytes, suffix: str) -> str:
             return content.decode().strip()
         found: Any = json.loads(content)
         label = found.get("label") if isinstance(found, dict) else found
-        return str(label).strip() if isinstance(label, str | int) else ""
+        return str(label) if isinstance(label, str | int) else ""
     except ValueError:
         return ""

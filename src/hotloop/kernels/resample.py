@@ -53,6 +53,7 @@ def _resample(pixels, boxes, mean, scale, out, N, S, BLOCK: tl.constexpr):
             green += weight * tl.load(at + 1, mask=used, other=0)
             blue += weight * tl.load(at + 2, mask=used, other=0)
             total += weight
+    total = tl.where(total > 0, total, 1.0)  # a blank image, which padding adds, has no pixel: it becomes black
     to = out + (image.to(tl.int64) * S * S + place) * 3
     tl.store(to, (red / total - tl.load(mean)) * tl.load(scale), mask=inside)
     tl.store(to + 1, (green / total - tl.load(mean + 1)) * tl.load(scale + 1), mask=inside)
@@ -95,7 +96,8 @@ def resample_plain(pixels: Tensor, boxes: Tensor, mean: Tensor, scale: Tensor, s
             weights(*edges, size).to(there) for edges in ((top, bottom, int(height)), (left, right, int(width)))
         )
         image = torch.einsum("yh,hwc,xw->yxc", down, there, across)
-        images.append(image.flip(1) if mirrored else image)
+        image = image.flip(1) if mirrored else image
+        images.append(image if there.numel() else torch.zeros(size, size, 3).to(image))
     result = (torch.stack(images) - mean.double()) * scale.double()
     return result.to(dtype).permute(0, 3, 1, 2)
 

@@ -66,6 +66,6 @@ class Rooms:
         kind = (tensor.shape, tensor.dtype, tensor.stride())
         known, room = self._kept.get(number, (None, tensor))
         if known != kind:
-            room = torch.empty_like(tensor, **self._options)
+            room = torch.empty_like(tensor, **self._options).detach()
             self._kept[number] = kind, room
-        return room.copy_(tensor, non_blocking=True)
+        return room.copy_(tensor.detach(), non_blocking=True)

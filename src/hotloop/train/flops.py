@@ -56,6 +56,7 @@ def flops_per_sample(task: Task, dataset: Dataset, seed: int) -> float:
                 batch[RANDOM] = torch.empty(samples, task.random_numbers)
             with FlopCounterMode(display=False) as counter:
                 ready = task.prepare(batch, training=True)
+                ready = {name: part.float() if part.is_floating_point() else part for name, part in ready.items()}
                 task.loss(task.forward(model, ready), ready).backward()  # type: ignore[no-untyped-call]
         return float(counter.get_total_flops()) / samples
     except Exception:  # a model that needs real numbers to run: its FLOPs stay unknown, nothing else

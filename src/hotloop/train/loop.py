@@ -22,12 +22,13 @@ from hotloop.train.flops import Arithmetic
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
 from hotloop.train.observer import Logged, Observer, Saved, Validated
+from hotloop.train.patience import StopRequested
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
-from hotloop.train.validate import StopRequested, validate
+from hotloop.train.validate import validate
 
 _LOG_STEPS, _LOG_SECONDS = 10, 0.25
 """log.every = "auto": every 10 steps, but not more than four lines a second."""

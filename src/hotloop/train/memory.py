@@ -56,7 +56,10 @@ class MemoryReport:
 
 def most_resident_bytes() -> int:
     """The most that this process had resident. getrusage's figure begins with what the parent had when it forked."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    status = Path("/proc/self/status").read_bytes()
+    if b"\nVmHWM:" not in status:  # a kernel that does not tell, such as gVisor's
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(status.split(b"\nVmHWM:")[1].split()[0]) * 1024
 
 
 def memory_report(device: torch.device | str | None = None) -> MemoryReport:

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -26,7 +27,8 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
 
     Args:
         batches: any iterable, such as a DataLoader; iterated anew at each pass. Tensors in tuples, lists, dicts and
-            what torch's pytree knows are copied; all else, tensors on a device too, passes as it is.
+            what torch's pytree knows are copied; all else, tensors on a device too, passes as it is. Page-locked ones
+            are copied from where they are: they must stay as they are until the next batch is asked for.
         device: where to; on a CPU nothing is done but `transform`.
         depth: batches that are read and copied ahead.
         transform: what is done with each batch on the device before it is handed over, beside the training: cast,
@@ -69,12 +71,17 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
             return self._copied(iterator)
         return (self._transform(batch) if self._transform else batch for batch in iterator)
 
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """One for all passes: the allocator keeps memory for each."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
     def _copied(self, iterator: Iterator[T]) -> Generator[T]:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        slots = [_Slot(self._device, stream) for _ in range(self._depth + 1)]
-        reader = Reader(iterator, slots)
+        slots = [_Slot(self._device, self._stream) for _ in range(self._depth + 1)]
+        reader = Reader(iterator, slots, self._device)
         under_way: list[_Slot] = []
         try:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # memory of an earlier pass
             while True:
                 while len(under_way) < self._depth and (slot := reader.next(wait=not under_way)):
                     slot.send(self._transform)
@@ -100,10 +107,18 @@ P = TypeVar("P", bound=Package)
 
 
 class Reader(Generic[P]):
-    """Asks an iterator for its items in a thread and packs each into one of some packages, which go round."""
+    """Asks an iterator for its items in a thread and packs each into one of some packages, which go round.
 
-    def __init__(self, items: Iterator[Any], packages: Iterable[P]) -> None:
+    Args:
+        device: the current GPU of that thread.
+    """
+
+    def __init__(self, items: Iterator[Any], packages: Iterable[P], device: torch.device | None = None) -> None:
         self._items = items
+        self._device = device
+        self._gradients = torch.is_grad_enabled()
+        self._closing = False
+        self._error: BaseException | None = None
         self._free: queue.SimpleQueue[P | None] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[P | BaseException | None] = queue.SimpleQueue()
         for package in packages:
@@ -113,21 +128,25 @@ class Reader(Generic[P]):
         self._thread.start()
 
     def next(self, wait: bool) -> P | None:
-        """The next package; None at the end, or without `wait` if none is ready.
+        """The next package; None at the end, or without `wait` if none is ready or an error is all that is left.
 
         Raises:
             BaseException: what the iterator raised, once all before it is taken.
         """
+        if self._error and wait:
+            error, self._error = self._error, None
+            raise error
         if self._ended:
             return None
         try:
             found = self._full.get(block=wait)
         except queue.Empty:
             return None
-        self._ended = found is None or isinstance(found, BaseException)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if not isinstance(found, BaseException):
+            self._ended = found is None
+            return found
+        self._ended, self._error = True, found
+        return self.next(wait)
 
     def give_back(self, package: P) -> None:
         """It may be packed anew."""
@@ -135,23 +154,29 @@ class Reader(Generic[P]):
 
     def close(self) -> None:
         """End the thread, and a generator that it asks; one that waits for its next item ends with the process."""
+        self._closing = True
         self._free.put(None)
         self._thread.join(_END_SECONDS)
 
     def _read(self) -> None:
         end: BaseException | None = None
+        torch.set_grad_enabled(self._gradients)  # of this thread, as the current GPU is
+        if self._device:
+            torch.cuda.set_device(self._device)
         try:
-            while (package := self._free.get()) is not None:
+            while (package := self._free.get()) is not None and not self._closing:
                 package.pack(next(self._items))
                 self._full.put(package)
         except StopIteration:
             pass
         except BaseException as error:  # raised where batches are asked for
             end = error
-        finally:
+        try:
             if isinstance(self._items, Generator):
                 self._items.close()
-            self._full.put(end)
+        except BaseException as error:
+            end = end or error
+        self._full.put(end)
 
 
 class _Slot:
@@ -164,14 +189,19 @@ class _Slot:
         self._leaves: list[Any] = []
         self._spec: TreeSpec | None = None
         self._batch: Any = None
+        self._made: torch.cuda.Event | None = None
 
     def pack(self, item: Any) -> None:
         leaves, self._spec = tree_flatten(item)
+        made = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda]
+        self._made = torch.cuda.current_stream(made[0].device).record_event() if made else None
         self._leaves = [self._page_locked(number, leaf) for number, leaf in enumerate(leaves)]
 
     def send(self, transform: Callable[[Any], Any] | None) -> None:
         """Queue the copies behind the last use of this memory."""
         assert self._spec is not None
+        if self._made:
+            self._stream.wait_event(self._made)
         places = [number for number, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         sent = self._there.send([self._leaves[number] for number in places])
         for number, tensor in zip(places, sent, strict=True):
@@ -194,7 +224,7 @@ class _Slot:
         """All that reads it is queued."""
         self._there.used()
         self._there.wait_sent()
-        self._leaves, self._batch = [], None
+        self._leaves = []  # what `transform` made stays until the stream has waited for its last use, in `send`
 
     def _page_locked(self, number: int, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.device.type != "cpu" or leaf.is_pinned():

@@ -186,6 +186,7 @@ class LoaderSource:
 
     def _copied_ahead(self, batches: Generator[Batch], stream: torch.cuda.Stream) -> Generator[DeviceBatch]:
         """One batch is on its way while the one before is trained on."""
+        stream.wait_stream(torch.cuda.current_stream(self._device))  # memory of an earlier iteration
         slots = cycle([DeviceSlot(self._device, stream) for _ in range(_SLOTS)])
         ahead: tuple[DeviceBatch, DeviceSlot] | None = None
         for batch in batches:

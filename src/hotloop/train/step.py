@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler, autocast
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.average import Averaged
@@ -114,9 +115,8 @@ class Step:
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._constants = self._constants_now()
         self._changes = 0
-        self._uncompiled = self._stale = False
+        self._uncompiled = self._stale = self._looked_for_breaks = False
         self._executor.captures_alone = self._ranks.several
-        self._looked_for_breaks = False
         self._buffers = Buffers(model)
         compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
         compiled = compiled and not self._ranks.several  # one that failed on a rank would have to be agreed on
@@ -166,7 +166,7 @@ class Step:
         """Train on one batch.
 
         Args:
-            batch: what `loss` takes; tensors in dicts, lists and tuples. It must stay as it is until the window ends.
+            batch: what `loss` takes; tensors in dicts, lists and tuples. Of a window of several it is copied.
             share: the batch's part in its window: its samples over the window's, so that the gradient is the mean over
                 the window's samples however short the last one is.
             last: whether the window ends here and the weights change.
@@ -182,11 +182,12 @@ class Step:
 
     def run(self, batch: Any, share: float = 1.0, last: bool = True) -> None:
         """As calling it; the loss of the window stays in `losses`."""
-        self._window.append((batch, share))
-        if len(self._window) == 1:
-            self._begin_window()
+        # A window that is repeated finds its earlier batches as they were: loaders use their memory again.
+        self._window.append((batch if last else tree_map_only(Tensor, torch.clone, batch), share))
         self._executor.paused = self._ranks.several and (self._ranks.cautious or not self._ranks.apart)
         try:
+            if len(self._window) == 1:
+                self._begin_window()
             self._watch_constants()
             if last:
                 self._rates.set_for(self.number)
@@ -200,7 +201,7 @@ class Step:
     def _begin_window(self) -> None:
         if self._trial:
             self._trial.begin()
-        if self._pace and self._executor.reason and (not self._trial or self._trial.over):
+        if self._pace and self._executor.reason and not self._executor.waits and (not self._trial or self._trial.over):
             self._pace.begin()
 
     def _drop_window(self) -> None:
@@ -215,15 +216,16 @@ class Step:
         self._executor.forget()
 
     def _end_window(self) -> None:
-        if self._pace:
-            self._pace.end()
-            if self._pace.known:
-                self._choose_kernels(self._pace)
+        alone = len(self._window) == 1
         self._window.clear()
         self._counter.advanced()
         self.losses.written()
         self.number += 1
         self._ranks.window_done()
+        if self._pace and alone:
+            self._pace.end()
+            if self._pace.known:
+                self._choose_kernels(self._pace)
         if self._trial and self._trial.end():
             self._drop_gradients()
         if self._pieces.step_done():
@@ -232,9 +234,7 @@ class Step:
             self._notify(f"step {self.number}: trying pieces of twice the size again")
 
     def _watch_constants(self) -> None:
-        """A graph holds the optimizer's other settings as they were, and which layers are frozen or in evaluation:
-        capture anew when one changes.
-        """
+        """A graph holds settings of the optimizer, where weights lie, and which layers are frozen: capture anew."""
         constants = self._constants_now()
         if constants != self._constants:
             self._constants = constants
@@ -243,15 +243,15 @@ class Step:
             self._executor.forget()
             if self._changes > _MOST_CHANGES:
                 self._executor.give_up(
-                    "settings of the optimizer, or which layers are frozen or in evaluation, keep changing"
+                    "settings of the optimizer, where weights lie, or which layers learn keep changing"
                 )
         if self._stale and len(self._window) == 1:  # a layer that is frozen now has no gradient to go on with
             self._stale = False
             self._drop_gradients()
 
     def _constants_now(self) -> list[Any]:
-        flags = [module.training for module in self._modules]
-        return [*self._rates.constants(), *flags, *[parameter.requires_grad for parameter in self._weights]]
+        weights = [(parameter.requires_grad, parameter.data_ptr()) for parameter in self._weights]
+        return [*self._rates.constants(), *weights, *[module.training for module in self._modules]]
 
     def _run_window(self, last: bool) -> None:
         """The window's newest batch; the whole window again where it has to be done in another way."""
@@ -323,9 +323,9 @@ class Step:
             return
         self._make_smaller(self._window[part][0], message, elsewhere)
         self._start_ranks_again()
-        text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
         normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
-        self._notify(text + normalised)
+        text = f"out of memory; each batch is now trained on in {self._pieces.count} pieces{normalised}"
+        self._notify(f"step {self.number + 1}: {text}")
 
     def _start_ranks_again(self) -> None:
         self._ranks.start_again()

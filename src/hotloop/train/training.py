@@ -23,6 +23,7 @@ from hotloop.train.checkpoint import Checkpointer, Loaded, named_checkpoint
 from hotloop.train.examples import write_examples
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
+from hotloop.train.patience import Patience
 from hotloop.train.preemption import Preemption
 from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
@@ -64,7 +65,8 @@ def train_job(
             named = named_checkpoint(Path(resume), observer.warn)
         if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
-        train, val = _sources(ready, stack)
+        patience = Patience(lambda: bool(preemption.requested), observer.warn)
+        train, val = _sources(ready, stack, patience)
         run = open_run(ready.job, now or datetime.now())
         stack.enter_context(run.locked())
         recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
@@ -85,13 +87,13 @@ def train_job(
         return run, _Training(parts, machine, ready.choices).run(named)
 
 
-def _sources(ready: Ready, stack: ExitStack) -> tuple[Source, Source | None]:
+def _sources(ready: Ready, stack: ExitStack, patience: Patience) -> tuple[Source, Source | None]:
     """Batches to train and validate on; workers only for what has to be read."""
     device = torch.device(ready.job.device)
     read = [pair for pair in ready.datasets if not isinstance(pair[0], ArrayDataset)]
     loaders = {}
     if read:
-        opened = stack.enter_context(Loaders(read, int(ready.job.data.workers)))
+        opened = stack.enter_context(Loaders(read, int(ready.job.data.workers), patience))
         loaders = {id(loader.dataset): loader for loader in opened}
         if device.type == "cuda":
             for loader in opened:

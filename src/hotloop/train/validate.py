@@ -9,16 +9,13 @@ from torch import Tensor, nn
 
 from hotloop.tasks.task import Example, Task
 from hotloop.train.compiler import without_compiler
+from hotloop.train.patience import StopRequested
 from hotloop.train.pieces import Pieces, cut, release
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 
 _EXAMPLES = 24
 """Predictions of each kind, right and wrong, that the report shows."""
-
-
-class StopRequested(Exception):
-    """The run is to be saved and stopped here."""
 
 
 def validate(

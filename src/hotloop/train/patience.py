@@ -1,0 +1,39 @@
+"""What is done while the next batch does not come."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hotloop.core.units import format_seconds
+
+_WARN_SECONDS = 30.0
+
+
+class StopRequested(Exception):
+    """The run is to be saved and stopped here."""
+
+
+class Patience:
+    """Waits on, says once for each such wait which files are waited for, and lets a request to stop through.
+
+    A mount that does not answer holds a worker for as long as it likes; the training must not hang with it.
+
+    Args:
+        requested: whether the run is to stop.
+        notify: told what is waited for.
+    """
+
+    def __init__(self, requested: Callable[[], bool], notify: Callable[[str], None]) -> None:
+        self._requested = requested
+        self._notify = notify
+        self._told = 0.0
+
+    def __call__(self, seconds: float, names: list[str]) -> None:
+        if self._requested():
+            raise StopRequested
+        if seconds < self._told:  # another wait
+            self._told = 0.0
+        if seconds >= _WARN_SECONDS and not self._told:
+            self._told = seconds
+            at = f"; workers are at {', '.join(names[:4])}" if names else ""
+            where = f" (is {Path(names[0]).parent} there?)" if names else ""
+            self._notify(f"no batch for {format_seconds(seconds)}{at}{where}")
