@@ -134,6 +134,13 @@ def first_batch(result: dict[str, Any]) -> tuple[str, str]:
     return f"from a start to the first batch of a folder with {result['images']:,} images, torch not counted", text
 
 
+def long_run(result: dict[str, Any]) -> tuple[str, str]:
+    growth, last = result["growth"], result["last"]
+    memory = f"{growth['own_bytes'] / 2**20:.2f} MiB of {last['own_bytes'] / 2**20:.0f}"
+    text = f"{memory}, {growth['open_files']:.0f} handles, {growth['threads']:.0f} threads"
+    return f"growth of the pipeline over {result['batches']:,} batches, two hours' worth of a ResNet-50", text
+
+
 ROWS = {
     "loop_cost": loop_cost,
     "step_resnet50": step_resnet50,
@@ -145,6 +152,7 @@ ROWS = {
     "two_cards": two_cards,
     "demo_epoch": demo_epoch,
     "first_batch": first_batch,
+    "long_run": long_run,
     "contention": contention,
     "kills": kills,
     "help_time": help_time,
