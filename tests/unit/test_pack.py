@@ -116,3 +116,11 @@ def test_a_format_that_shards_are_not_read_for_is_left_out_and_named(
     packed = pack_images(find_images(str(folder)), tmp_path / "out", PackSettings(), 0)
     assert [Path(one.path).name for one in packed.damaged] == ["really.jpg"]
     assert len(find_images(str(tmp_path / "out"))) == packed.images == 2
+
+
+def test_classes_keep_their_numbers(tmp_path: Path) -> None:
+    for number, label in enumerate(("1", "2", "10", "cat ")):
+        write_image(tmp_path / f"in/{label}/a.png", number)
+    images = find_images(str(tmp_path / "in"))
+    pack_images(images, tmp_path / "out", PackSettings(), 0)
+    assert find_images(str(tmp_path / "out")).classes == images.classes

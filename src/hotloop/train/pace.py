@@ -13,14 +13,9 @@ _OF_HOST = 0.9
 
 
 class Pace:
-    """Times windows of a step on the host and on the device.
-
-    Attributes:
-        known: whether enough of them were timed.
-    """
+    """Times windows of a step on the host and on the device."""
 
     def __init__(self) -> None:
-        self.known = False
         self._windows = 0
         self._started = 0.0
         self._shares: list[float] = []
@@ -32,13 +27,13 @@ class Pace:
             torch.cuda.synchronize()
             self._started = time.perf_counter()
 
-    def end(self) -> None:
-        """It is launched."""
+    def end(self) -> bool:
+        """It is launched. Whether enough of them were timed by now."""
         if self._windows > _SETTLE:
             launched = time.perf_counter() - self._started
             torch.cuda.synchronize()
             self._shares.append(launched / (time.perf_counter() - self._started))
-            self.known = len(self._shares) == _TIMED
+        return len(self._shares) == _TIMED
 
     @property
     def is_the_hosts(self) -> bool:

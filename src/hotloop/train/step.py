@@ -216,16 +216,15 @@ class Step:
         self._executor.forget()
 
     def _end_window(self) -> None:
-        alone = len(self._window) == 1
+        if len(self._window) > 1:  # waiting for its further batches would count as launching
+            self._pace = None
         self._window.clear()
         self._counter.advanced()
         self.losses.written()
         self.number += 1
         self._ranks.window_done()
-        if self._pace and alone:
-            self._pace.end()
-            if self._pace.known:
-                self._choose_kernels(self._pace)
+        if self._pace and self._pace.end():
+            self._choose_kernels(self._pace)
         if self._trial and self._trial.end():
             self._drop_gradients()
         if self._pieces.step_done():
