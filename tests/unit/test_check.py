@@ -11,6 +11,7 @@ from PIL import Image
 
 from hotloop.data.check import Findings, check_images
 from hotloop.data.image_list import find_images
+from hotloop.data.pack import PackSettings, pack_images
 from hotloop.pages.data import render_findings
 
 LIMIT = 10**6
@@ -101,14 +102,15 @@ def test_a_huge_image_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_them_and_nothing_from_outside(tmp_path: Path) -> None:
-    findings = check_images([find_images(str(spoilt(tmp_path / "<b>train")))], 0, LIMIT)
-    page = render_findings(findings, LIMIT)
+    images = find_images(str(spoilt(tmp_path / "<b>train")))
+    findings = check_images([images], 0, LIMIT)
+    page = render_findings(findings, [images], LIMIT)
     assert "really-png.jpg" in page
     assert "cut.png" in page
     assert "&lt;b&gt;train" in page
     assert page.count("data:image/jpeg;base64") == 4
     assert "http" not in page
-    assert "in order" in render_findings(Findings(), LIMIT)
+    assert "in order" in render_findings(Findings(), [], LIMIT)
 
 
 def test_photographs_that_viewers_turn_are_named(tmp_path: Path) -> None:
@@ -120,3 +122,12 @@ def test_photographs_that_viewers_turn_are_named(tmp_path: Path) -> None:
     Image.new("RGB", (60, 41)).save(tmp_path / "a/turned.jpg", exif=exif)
     findings = check_images([find_images(str(tmp_path))], 0, LIMIT)
     assert [(Path(odd.path).name, odd.reason) for odd in findings.rotated] == [("turned.jpg", "EXIF orientation 6")]
+
+
+def test_the_page_shows_images_of_shards_too(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_images(classes=2, each=2)
+    shutil.copy(folder / "class0/000.png", folder / "class0/again.png")
+    pack_images(find_images(str(folder)), tmp_path / "shards", PackSettings(), 0)
+    images = find_images(str(tmp_path / "shards"))
+    page = render_findings(check_images([images], 0, LIMIT), [images], LIMIT)
+    assert page.count("data:image/jpeg;base64") >= 1

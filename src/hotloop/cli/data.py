@@ -53,7 +53,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     if page:
         from hotloop.pages.data import render_findings
 
-        write_atomic(page, render_findings(findings, max_pixels).encode(errors="backslashreplace"))
+        write_atomic(page, render_findings(findings, sets, max_pixels).encode(errors="backslashreplace"))
     if as_json:
         click.echo(json.dumps({**asdict(findings), "error": findings.is_error}))
     else:
