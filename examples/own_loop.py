@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import hotloop
-from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop, find_images
+from hotloop.data.image_list import find_images
+from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop
 
 
 def main(images: str, checkpoints: str) -> None:

@@ -249,7 +249,8 @@ class Step:
             self._drop_gradients()
 
     def _constants_now(self) -> list[Any]:
-        weights = [(parameter.requires_grad, parameter.data_ptr()) for parameter in self._weights]
+        place = Tensor.data_ptr if self._keeps_gradients else id
+        weights = [(parameter.requires_grad, place(parameter)) for parameter in self._weights]
         return [*self._rates.constants(), *weights, *[module.training for module in self._modules]]
 
     def _run_window(self, last: bool) -> None:
