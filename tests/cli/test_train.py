@@ -72,8 +72,8 @@ def test_a_dry_run_makes_nothing(hotloop: Command, job: Path) -> None:
     assert "steps: 8" in hotloop("train", "job.toml", "--dry-run", expect=0).out
 
 
-def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command, job: Path) -> None:
-    arguments = ["train", "job.toml", "--set", "train.epochs=200", "--set", "run.dir=here"]
+def stopped(job: Path, after: str, *arguments: str) -> str:
+    """What a run prints that gets SIGTERM after a line that begins so; it ends with 75."""
     child = subprocess.Popen(
         [sys.executable, "-m", "hotloop", *arguments],
         cwd=job.parent,
@@ -84,11 +84,17 @@ def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command,
     )
     assert child.stderr is not None
     for line in child.stderr:
-        if line.startswith("step"):
+        if line.startswith(after):
             break
     child.send_signal(signal.SIGTERM)
     out, _ = child.communicate(timeout=60)
     assert child.returncode == 75
+    return out
+
+
+def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command, job: Path) -> None:
+    arguments = ["train", "job.toml", "--set", "train.epochs=200", "--set", "run.dir=here"]
+    out = stopped(job, "step", *arguments)
     assert "preempted after" in out
     assert "hotloop train job.toml" in out
     done = hotloop("train", "job.toml", "--set", "train.epochs=200", "--set", "run.dir=here", expect=0)
@@ -102,22 +108,7 @@ def test_it_stops_while_a_file_does_not_come(hotloop: Command, job: Path) -> Non
     os.mkfifo(stalled)
     options = ["--set", "run.dir=here", "--set", "data.workers=1", "--set", "train.epochs=4"]
     options += ["--set", "data.last_batch=drop"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "hotloop", "train", "job.toml", *options],
-        cwd=job.parent,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stderr is not None
-    for line in child.stderr:
-        if line.startswith("run "):
-            break
-    child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=60)
-    assert child.returncode == 75
-    assert "preempted after" in out
+    assert "preempted after" in stopped(job, "run ", "train", "job.toml", *options)
     stalled.unlink()
     write_image(stalled, 5)
     assert "finished after" in hotloop("train", "job.toml", *options, expect=0).out
