@@ -115,7 +115,7 @@ def pack(
 
 
 class _Bar:
-    """How far the check is, on a terminal."""
+    """How many images have been read, on a terminal."""
 
     def __init__(self, images: int) -> None:
         from rich.console import Console
@@ -157,7 +157,7 @@ def _lines(findings: "Findings") -> Iterator[str]:
         ("tiny", findings.tiny),
         ("huge", findings.huge),
     ):
-        yield from _named(title, [f"{odd.path}: {odd.reason}" for odd in found])
+        yield from _named(title, [f"{fault.path}: {fault.reason}" for fault in found])
     for location, ratio in findings.uneven.items():
         yield f"uneven: the largest class of {location} has {ratio:.0f} times as many images as the smallest"
     if not findings.is_error:

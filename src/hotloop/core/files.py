@@ -16,6 +16,14 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def user_cache() -> Path | None:
+    """Where hotloop keeps what it can make anew; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "hotloop"
+    except RuntimeError:
+        return None
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file under a temporary name, fsync it, and rename it into place.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop, kind_of, orientation
+from hotloop.data.decode import decode_whole, kind_of, orientation
 from hotloop.data.image_list import ImageList
 from hotloop.data.loader import Loaders, LoaderSettings
 
@@ -99,22 +99,15 @@ class _Facts(Dataset):
         return len(self.images)
 
     def sample(self, index: int, random: np.random.Generator) -> Sample:
-        path = self.images.path(index)
-        sizes: list[int] = []
-
-        def whole(height: int, width: int) -> Box:
-            sizes[:] = [height, width]
-            return Box(0, 0, height, width, flip=False)
-
         try:
             content = self.images.read(index)
-            decode_crop(content, path, 2**20, whole, self.max_pixels)  # larger than any: nothing is scaled away
+            height, width, _ = decode_whole(content, self.images.path(index), self.max_pixels).shape
         except DamagedSample as damaged:
             reason = damaged.reason.encode()[:_REASON_BYTES]
             return _sample(bytes(_DIGEST_BYTES), [0, 0, 0, 0, 1, len(reason)], reason)
         digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
         kind = _KINDS.index(kind_of(content))
-        return _sample(digest, [*sizes, len(content), kind, orientation(content), 0], b"")
+        return _sample(digest, [height, width, len(content), kind, orientation(content), 0], b"")
 
     def fingerprint(self) -> str:
         return self.images.fingerprint()

@@ -114,6 +114,19 @@ def decode_crop(content: bytes, name: str, size: int, crop: Callable[[int, int],
         raise DamagedSample(name, str(error).strip() or type(error).__name__) from None
 
 
+def decode_whole(content: bytes, name: str, max_pixels: int) -> np.ndarray:
+    """Decode all of an image, as it is stored: uint8 (height, width, 3). Otherwise as `decode_crop`."""
+
+    def whole(height: int, width: int) -> Box:
+        return Box(0, 0, height, width, flip=False)
+
+    return decode_crop(content, name, _LARGER_THAN_ANY, whole, max_pixels).pixels
+
+
+_LARGER_THAN_ANY = 2**20
+"""A side that no image has, so that nothing is scaled away."""
+
+
 def kind_of(content: bytes) -> str:
     """The format that a file's first bytes tell; empty if it is none of those that are read."""
     known = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "bmp": b"BM", "gif": b"GIF8", "webp": b"RIFF"}

@@ -17,7 +17,7 @@ from hotloop.core.units import count
 from hotloop.data.columns import Column, Texts
 from hotloop.data.decode import read_file
 from hotloop.data.index import indexed, state_of
-from hotloop.data.listing import Listing, Spans
+from hotloop.data.listing import Listing, Spans, label_column
 from hotloop.data.shards import scan_shards, shards_of
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
@@ -124,9 +124,8 @@ def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Co
 def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, str]) -> Listing:
     """From names and the names of their classes."""
     classes = tuple(sorted({label for _, label in pairs}))
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.fromiter((numbers[label] for _, label in pairs), np.int32, len(pairs))
-    return Listing(Texts.of(name for name, _ in pairs), Column(labels), classes, watched)
+    labels = label_column([label for _, label in pairs], classes)
+    return Listing(Texts.of(name for name, _ in pairs), labels, classes, watched)
 
 
 def _absent(root: Path, key: str) -> InputError:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hotloop.core.files import new_directory, write_atomic
+from hotloop.core.files import new_directory, user_cache, write_atomic
 from hotloop.data.columns import Column, Texts
 from hotloop.data.listing import Listing, Spans
 
@@ -37,11 +37,11 @@ def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = No
     nothing. Warm, a million files in a thousand folders take some milliseconds.
 
     Args:
-        cache: where indices are; by default the user's cache folder. Where it cannot be written nothing is kept.
+        cache: in which the indices' folder is; by default the user's. Where it cannot be written nothing is kept.
     """
-    if not (home := cache or _cache()):
+    if not (home := cache or user_cache()):
         return scan()
-    folder = home / hashlib.sha256(os.fsencode(_KEY + os.path.abspath(location))).hexdigest()[:32]
+    folder = home / "index" / hashlib.sha256(os.fsencode(_KEY + os.path.abspath(location))).hexdigest()[:32]
     with suppress(Exception):  # there is none, something watched is gone, or it is damaged: found anew
         return _read(folder)
     started = time.time_ns()
@@ -51,13 +51,6 @@ def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = No
         with suppress(OSError):
             return _write(folder, listing)
     return listing
-
-
-def _cache() -> Path | None:
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "hotloop" / "index"
-    except RuntimeError:  # this user has no home
-        return None
 
 
 def _read(folder: Path) -> Listing:

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
+
+import numpy as np
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.columns import Column, Texts
@@ -44,6 +46,12 @@ class Spans:
             reason = "the image is empty" if not size else "the shard ends before the image does"
             raise DamagedSample(name, reason)
         return content
+
+
+def label_column(labels: Sequence[str], classes: Sequence[str]) -> Column:
+    """Labels as numbers that count into the classes, int32."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Column(np.fromiter((numbers[label] for label in labels), np.int32, len(labels)))
 
 
 def _whole(file: FileIO, size: int) -> bytes:

@@ -14,7 +14,7 @@ from hotloop.core.errors import DamagedSample, InputError
 from hotloop.core.files import new_directory
 from hotloop.data.check import Fault
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop, kind_of
+from hotloop.data.decode import decode_whole, kind_of
 from hotloop.data.image_list import ImageList
 from hotloop.data.loader import Batch, Loaders, LoaderSettings
 
@@ -85,13 +85,9 @@ class _Encoded(Dataset):
 
 def _encoded(content: bytes, name: str, settings: PackSettings) -> bytes:
     """As it is; or resized, if that makes it smaller."""
-
-    def whole(height: int, width: int) -> Box:
-        return Box(0, 0, height, width, flip=False)
-
     if not kind_of(content):
         raise DamagedSample(name, "its format is none of those that are read from shards")
-    pixels = decode_crop(content, name, 2**20, whole, settings.max_pixels).pixels
+    pixels = decode_whole(content, name, settings.max_pixels)
     height, width = pixels.shape[:2]
     part = settings.side / min(height, width)
     if not settings.side or part >= 1:

@@ -17,7 +17,7 @@ import numpy as np
 from hotloop.core.errors import InputError
 from hotloop.data.columns import Column, Texts
 from hotloop.data.index import state_of
-from hotloop.data.listing import Listing, Spans
+from hotloop.data.listing import Listing, Spans, label_column
 
 _MOST_SHARDS = 100_000
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -87,10 +87,8 @@ def scan_shards(base: str, names: list[str], suffixes: frozenset[str], watch_bas
             places.append((number, offset, size))
     numbered = told_by == {"cls"} and all(label.isdecimal() for label in set(labels))
     classes = sorted(set(labels), key=(lambda label: (int(label), label)) if numbered else None)
-    numbers = {label: number for number, label in enumerate(classes)}
-    column = Column(np.fromiter((numbers[label] for label in labels), np.int32, len(labels)))
     spans = Spans(Column(np.array(places, np.int64).reshape(-1, 3)), tuple(names))
-    return Listing(Texts.of(images), column, tuple(classes), watched, spans)
+    return Listing(Texts.of(images), label_column(labels, classes), tuple(classes), watched, spans)
 
 
 def _images(path: str, suffixes: frozenset[str]) -> Iterator[tuple[str, tuple[str, str], int, int]]:

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from hotloop.core.errors import InputError
+from hotloop.core.files import user_cache
 from hotloop.train.blocks import repeated_blocks
 
 
@@ -20,8 +20,8 @@ def keep_compiled_code() -> None:
 
     By default they go to /tmp, which a restart or another container empties. Before the first compilation.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotloop" / "inductor"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    if cache := user_cache():
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
 
 
 def compile_model(model: nn.Module, how: str, dtype: torch.dtype | None = None) -> bool:

@@ -45,7 +45,7 @@ class Executor:
         reason: why nothing is captured any more; empty while it may be.
         replays: calls that were replays of a graph.
         paused: work runs as it stands for now, and does not count as warm-up.
-        waits: the work itself is in the way: it waits for the device, most often.
+        objected: the work itself cannot be captured: it waits for the device, most often.
         captures_alone: memory that runs out in a capture is no reason to repeat the work, as other ranks go on.
     """
 
@@ -60,7 +60,7 @@ class Executor:
     ) -> None:
         self.reason = "" if capture else "switched off"
         self.replays = 0
-        self.paused = self.captures_alone = self.waits = False
+        self.paused = self.captures_alone = self.objected = False
         self._plain = device.type != "cuda"
         self._compiled = compiled
         self._warm_up = warm_up
@@ -145,7 +145,7 @@ class Executor:
             output = self._on_side_stream(batch, work)
         found += [obstacle for leaf in tree_flatten(batch)[0] if (obstacle := _obstacle(leaf))]
         if found:
-            self.waits = True
+            self.objected = True
             self.give_up(found[0])
         return output
 

@@ -105,8 +105,7 @@ class Step:
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings.recover)
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
-        self._one = torch.ones((), device=self._device)
-        self._share = torch.ones((), device=self._device)
+        self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0
         self._sum = torch.zeros((), device=self._device)
         self._skipped = torch.zeros((), device=self._device)
@@ -201,7 +200,8 @@ class Step:
     def _begin_window(self) -> None:
         if self._trial:
             self._trial.begin()
-        if self._pace and self._executor.reason and not self._executor.waits and (not self._trial or self._trial.over):
+        undecided = self._trial and not self._trial.over
+        if self._pace and self._executor.reason and not self._executor.objected and not undecided:
             self._pace.begin()
 
     def _drop_window(self) -> None:
@@ -242,7 +242,7 @@ class Step:
             self._executor.forget()
             if self._changes > _MOST_CHANGES:
                 self._executor.give_up(
-                    "settings of the optimizer, where weights lie, or which layers learn keep changing"
+                    "the optimizer's settings, where weights lie or which layers learn keep changing"
                 )
         if self._stale and len(self._window) == 1:  # a layer that is frozen now has no gradient to go on with
             self._stale = False
