@@ -1,5 +1,6 @@
 """Batches copied ahead: what arrives is what was sent, however the streams fall."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -98,3 +99,33 @@ def test_an_error_of_the_loader_arrives() -> None:
 
     with pytest.raises(OSError, match="the disk is gone"):
         assert sum(float(batch.sum()) for batch in prefetch(broken())) == 2.0
+
+
+class CountedGraph(torch.cuda.CUDAGraph):
+    captures = 0
+
+    def capture_begin(self, *args: Any, **options: Any) -> None:
+        CountedGraph.captures += 1
+        super().capture_begin(*args, **options)
+
+
+def test_a_captured_step_reads_batches_where_they_were_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy on the device, and no further capture in a later pass, which has a shorter batch in between."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CountedGraph)
+    monkeypatch.setattr(CountedGraph, "captures", 0)
+    sizes = [64] * 10 + [40]
+    data = [(torch.full((size, 1 << 12), float(number)), torch.zeros(size)) for number, size in enumerate(sizes)]
+    model = nn.Linear(1 << 12, 1, bias=False).cuda()
+    nn.init.ones_(model.weight)
+    step = hotloop.Step(model, lambda model, batch: (model(batch[0])[:, 0] - batch[1]).mean() / (1 << 12),
+                        torch.optim.SGD(model.parameters(), lr=0.0))  # fmt: skip
+    ahead = prefetch(data, "cuda", depth=2)
+    losses = [step(batch) for batch in ahead]
+    assert CountedGraph.captures == 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        losses += [step(batch) for batch in ahead]
+        torch.cuda.synchronize()
+    assert CountedGraph.captures == 3
+    assert [float(loss) for loss in losses] == pytest.approx([*range(11), *range(11)])
+    times = Counter(event.name for event in profile.events() if "DtoD" in event.name)
+    assert times.total() <= 2 * len(sizes), times  # the two losses; copied batches would be two more a step

@@ -55,17 +55,36 @@ class DeviceSlot:
 
 
 class Rooms:
-    """Tensors that are kept for others like them, by number."""
+    """Memory that is kept for tensors, one piece by number; it moves only if a larger one comes."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
+        self._memory: dict[int, Tensor] = {}
         self._kept: dict[int, tuple[Any, Tensor]] = {}
 
     def copy(self, number: int, tensor: Tensor) -> Tensor:
-        """A copy in the room of this number, which is made anew for another shape, type or layout."""
+        """A copy in the room of this number, laid out as `tensor` is."""
         kind = (tensor.shape, tensor.dtype, tensor.stride())
         known, room = self._kept.get(number, (None, tensor))
         if known != kind:
-            room = torch.empty_like(tensor, **self._options).detach()
+            room = self._room(number, torch.empty_like(tensor, device="meta"))
             self._kept[number] = kind, room
         return room.copy_(tensor.detach(), non_blocking=True)
+
+    def _room(self, number: int, like: Tensor) -> Tensor:
+        memory = self._memory.get(number)
+        if memory is None or memory.numel() < like.nbytes:
+            memory = self._memory[number] = torch.empty(like.nbytes, dtype=torch.uint8, **self._options)
+        room = memory[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
+        room.is_room = True  # type: ignore[attr-defined]
+        return room
+
+
+Addresses = tuple[int, ...]
+
+
+def addresses(tensors: Sequence[Any]) -> Addresses:
+    """Where the tensors of a batch lie, if all lie in rooms; empty if not."""
+    if all(getattr(tensor, "is_room", False) for tensor in tensors):
+        return tuple(tensor.data_ptr() for tensor in tensors)
+    return ()

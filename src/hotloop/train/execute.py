@@ -12,11 +12,15 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hotloop.train.compiler import without_compiler
+from hotloop.train.device_slots import Addresses, addresses
 from hotloop.train.pieces import release
 from hotloop.train.probe import probe, where_raised
 
 Work = Callable[[Any], Tensor]
 """Batch -> loss: everything that is done with a batch, updates included."""
+
+_Key = tuple[Hashable, Hashable]
+"""Place and shape."""
 
 WARM_UP = 3
 """Calls as they stand before a capture: compilation, cuDNN's search and lazy allocations happen in them."""
@@ -30,8 +34,10 @@ _MOST_GRAPHS = 16
 class Executor:
     """Runs work on batches, captured where that is possible.
 
-    A graph is kept for each place (which part of a window this is, for example) and shape. Where the model is compiled,
-    batches of a rare shape run uncompiled, and it is said once: nothing is compiled a second time in silence.
+    A graph is kept for each place (which part of a window this is, for example) and shape. Batches are copied to where
+    it reads, unless they lie in rooms that batches are put into again and again: then each of these has a graph that
+    reads there. Where the model is compiled, batches of a rare shape run uncompiled, and it is said once: nothing is
+    compiled a second time in silence.
 
     Args:
         device: where the work runs; only CUDA captures.
@@ -66,8 +72,8 @@ class Executor:
         self._warm_up = warm_up
         self._notify = notify
         self._capture_failed = capture_failed
-        self._graphs: dict[tuple[Hashable, Hashable], _Graph] = {}
-        self._calls: Counter[tuple[Hashable, Hashable]] = Counter()
+        self._graphs: dict[tuple[_Key, Addresses], _Graph] = {}
+        self._calls: Counter[_Key] = Counter()
         self._shapes: Counter[Hashable] = Counter()
         self._common: set[Hashable] = set()
         self._said: set[str] = set()
@@ -83,7 +89,8 @@ class Executor:
         key = (place, shape)
         self._shapes[shape] += bool(leaves)
         rare = self._compiled and bool(leaves) and not self._is_common(shape)
-        if graph := self._graphs.get(key):
+        rooms = addresses(leaves)
+        if graph := self._graphs.get((key, rooms)) or self._graphs.get((key, ())):
             self.replays += 1
             return graph.replay(leaves)
         if rare:
@@ -96,7 +103,7 @@ class Executor:
             return self._on_side_stream(batch, work)
         if self._calls[key] == self._warm_up:
             return self._probed(batch, work)
-        return self._captured(key, leaves, spec, work)
+        return self._captured(key, rooms, leaves, spec, work)
 
     @property
     def has_graphs(self) -> bool:
@@ -122,8 +129,8 @@ class Executor:
         met = self._shapes[shape]
         if not self._common or (met >= 20 and met >= _COMMON * self._shapes.total()):
             self._common.add(shape)
-            for key in [key for key in self._graphs if key[1] == shape]:  # captured while it was rare: not compiled
-                del self._graphs[key], self._calls[key]
+            for key, rooms in [each for each in self._graphs if each[0][1] == shape]:
+                del self._graphs[key, rooms], self._calls[key]  # captured while it was rare: not compiled
         return shape in self._common
 
     def _say_rare(self, shape: tuple[Any, ...]) -> None:
@@ -149,13 +156,15 @@ class Executor:
             self.give_up(found[0])
         return output
 
-    def _captured(self, key: tuple[Hashable, Hashable], leaves: Sequence[Any], spec: Hashable, work: Work) -> Tensor:
-        if len(self._graphs) == _MOST_GRAPHS:
+    def _captured(self, key: _Key, rooms: Addresses, leaves: Sequence[Any], spec: Hashable, work: Work) -> Tensor:
+        if len(self._graphs) >= _MOST_GRAPHS:
+            rooms = ()
+        if not rooms and sum(not each for _, each in self._graphs) == _MOST_GRAPHS:
             self._say(f"{_MOST_GRAPHS} shapes are captured; further ones run as they stand")
             return self._on_side_stream(_unflatten(leaves, spec), work)
         assert self._stream is not None
         try:
-            graph = _Graph(leaves, spec, work, self._stream, self._pool)
+            graph = _Graph(leaves, spec, work, self._stream, self._pool, copies=not rooms)
         except torch.OutOfMemoryError as error:
             if not self.captures_alone:
                 raise
@@ -168,7 +177,7 @@ class Executor:
             self.give_up(f"{where_raised(error)}: {first_line}")
             self._capture_failed()
             return self._on_side_stream(_unflatten(leaves, spec), work)
-        self._graphs[key] = graph
+        self._graphs[key, rooms] = graph
         self.replays += 1
         return graph.replay(leaves)
 
@@ -185,10 +194,17 @@ def uncompiled(work: Work, batch: Any) -> Tensor:
 
 
 class _Graph:
-    """Work captured once: inputs that it reads from, an output that it writes to."""
+    """Work captured once: inputs that it reads from, an output that it writes to.
 
-    def __init__(self, leaves: Sequence[Any], spec: Hashable, work: Work, stream: torch.cuda.Stream, pool: Any) -> None:
-        self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    Args:
+        copies: whether batches are copied to inputs of its own, or always lie where these leaves do.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Any], spec: Hashable, work: Work, stream: torch.cuda.Stream, pool: Any, copies: bool
+    ) -> None:
+        self._copies = copies
+        self._inputs = [leaf.clone() if copies and isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._graph = torch.cuda.CUDAGraph()
         # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile.
         graph = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
@@ -196,9 +212,10 @@ class _Graph:
             self._output = work(_unflatten(self._inputs, spec))
 
     def replay(self, leaves: Sequence[Any]) -> Tensor:
-        for own, given in zip(self._inputs, leaves, strict=True):
-            if isinstance(own, Tensor):
-                own.copy_(given, non_blocking=True)
+        if self._copies:
+            for own, given in zip(self._inputs, leaves, strict=True):
+                if isinstance(own, Tensor):
+                    own.copy_(given, non_blocking=True)
         self._graph.replay()
         return self._output
 

@@ -60,6 +60,7 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
         self._device = torch.device(device)
         self._depth = depth
         self._transform = transform
+        self._idle: list[_Slot] = []
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -77,7 +78,7 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def _copied(self, iterator: Iterator[T]) -> Generator[T]:
-        slots = [_Slot(self._device, self._stream) for _ in range(self._depth + 1)]
+        slots = [self._idle.pop() if self._idle else self._new_slot() for _ in range(self._depth + 1)]
         reader = Reader(iterator, slots, self._device)
         under_way: list[_Slot] = []
         try:
@@ -89,11 +90,18 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
                 if not under_way:
                     return
                 slot = under_way.pop(0)
-                yield slot.hand_over()
-                slot.used()
+                try:
+                    yield slot.hand_over()
+                finally:
+                    slot.used()
                 reader.give_back(slot)
         finally:
-            reader.close()
+            if reader.close():
+                self._stream.synchronize()  # what was on its way leaves the host's memory
+                self._idle += slots
+
+    def _new_slot(self) -> "_Slot":
+        return _Slot(self._device, self._stream)
 
 
 class Package(Protocol):
@@ -152,11 +160,15 @@ class Reader(Generic[P]):
         """It may be packed anew."""
         self._free.put(package)
 
-    def close(self) -> None:
-        """End the thread, and a generator that it asks; one that waits for its next item ends with the process."""
+    def close(self) -> bool:
+        """End the thread, and a generator that it asks; one that waits for its next item ends with the process.
+
+        Returns whether it has ended.
+        """
         self._closing = True
         self._free.put(None)
         self._thread.join(_END_SECONDS)
+        return not self._thread.is_alive()
 
     def _read(self) -> None:
         end: BaseException | None = None
