@@ -19,7 +19,7 @@ BOXES = [
 def largest_error(device: str, size: int = 16) -> float:
     draws = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (len(BOXES), 40 * 40 * 3), generator=draws, dtype=torch.uint8).to(device)
-    boxes = torch.tensor(BOXES, device=device)
+    boxes = torch.tensor([[*box, 0] for box in BOXES], device=device)
     mean, scale = torch.tensor([120.0, 110.0, 100.0], device=device), torch.tensor([0.02, 0.03, 0.04], device=device)
     found = resample(pixels, boxes, mean, scale, size, torch.float32)
     expected = resample_plain(pixels, boxes, mean, scale, size, torch.float64)

@@ -41,6 +41,10 @@ class Dataset(ABC):
             DamagedSample: the sample cannot be read; another one takes its place.
         """
 
+    def encoded(self, index: int, random: np.random.Generator) -> Sample:
+        """As `sample`, but a decoder of the device may have to finish it; for those who offer that."""
+        return self.sample(index, random)
+
     def name(self, index: int) -> str:
         """What to call sample `index` in messages: its file, if it has one."""
         return f"sample {index}"
@@ -67,21 +71,32 @@ class Filled:
     damages: tuple[Damage, ...]
 
 
-ATTEMPTS = 100
+_ATTEMPTS = 100
 """Samples that are drawn before data counts as damaged altogether."""
 
 
-def read_sample(dataset: Dataset, seed: int, epoch: int, index: int, attempts: int = ATTEMPTS) -> Filled:
+def attempts_for(on_damaged: str) -> int:
+    """How many samples are drawn where one is damaged that is to be replaced, dropped or raised."""
+    return _ATTEMPTS if on_damaged == "replace" else 1
+
+
+def read_sample(
+    dataset: Dataset, seed: int, epoch: int, index: int, attempts: int = _ATTEMPTS, encoded: bool = False
+) -> Filled:
     """Sample `index`, or the one that takes its place if it is damaged: always the same one.
+
+    Args:
+        encoded: whether a decoder of the device may be left to finish it.
 
     Raises:
         DamagedSample: as many samples in a row as there are attempts were damaged.
     """
     damages: list[Damage] = []
+    read = dataset.encoded if encoded else dataset.sample
     for attempt in range(attempts):
         random = sample_generator(seed, epoch, index, attempt)
         try:
-            return Filled(index, dataset.sample(index, random), tuple(damages))
+            return Filled(index, read(index, random), tuple(damages))
         except DamagedSample as damaged:
             damages.append(Damage(damaged.name, damaged.reason))
             index = int(random.integers(len(dataset)))

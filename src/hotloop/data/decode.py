@@ -55,12 +55,12 @@ class Cut:
         Where that is more than `room` bytes the crop is resized here, and there is nothing left to do there.
 
         Returns:
-            uint8 (height, width, 3) and float32 (7,): height, width, left, top, right, bottom, 1 if mirrored.
+            uint8 (height, width, 3), and its row of boxes.
         """
         pixels, edges = self._around(size)
         if pixels.size > room:
-            return self.resized(size), np.asarray([size, size, 0, 0, size, size, 0], np.float32)
-        return pixels, np.asarray([*pixels.shape[:2], *edges, self.flip], np.float32)
+            return self.resized(size), box_row((size, size), (0, 0, size, size))
+        return pixels, box_row(pixels.shape[:2], edges, self.flip)
 
     def _around(self, size: int) -> tuple[np.ndarray, tuple[float, float, float, float]]:
         """The pixels that the filter reads: the crop's and some around it; and the crop's edges in those."""
@@ -70,6 +70,27 @@ class Cut:
         right, bottom = min(width, math.ceil(self.right) + across), min(height, math.ceil(self.bottom) + down)
         edges = (self.left - left, self.top - top, self.right - left, self.bottom - top)
         return self.pixels[top:bottom, left:right], edges
+
+
+ENCODED = 7
+"""Where a row of boxes says how many bytes are there in place of pixels."""
+
+
+def box_row(
+    size: tuple[int, ...], edges: tuple[float, float, float, float], flip: bool = False, encoded: int = 0
+) -> np.ndarray:
+    """What a device has to know of pixels to resize a crop of them.
+
+    Args:
+        size: height and width of the pixels.
+        edges: left, top, right and bottom of the crop in them.
+        flip: whether it is mirrored.
+        encoded: bytes, if these have to be decoded first; 0: they are pixels.
+
+    Returns:
+        float32 (8,): all of these in this order.
+    """
+    return np.asarray([*size, *edges, flip, encoded], np.float32)
 
 
 def read_file(path: str) -> bytes:

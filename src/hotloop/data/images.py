@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotloop.data.dataset import Dataset, Sample
-from hotloop.data.decode import Box, decode_crop
+from hotloop.data.decode import Box, box_row, decode_crop
 from hotloop.data.image_list import ImageList
+from hotloop.data.jpeg import simple_size
+
+PIXELS, BOXES = "pixels", "boxes"
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class ImageFiles(Dataset):
     """Crops of the images of a list.
 
     A sample is `images`, uint8 (size, size, 3), red green blue, and `labels`, int64. Where a device resizes, it is
-    `pixels` and `boxes` in place of `images`, as `Cut.packed` gives them.
+    `pixels` and `boxes` in place of `images`, as `Cut.packed` gives them; where it decodes as well, `pixels` is the
+    file's content and `boxes` says so.
     """
 
     images: ImageList
@@ -71,19 +75,35 @@ class ImageFiles(Dataset):
     @property
     def room(self) -> Mapping[str, int]:  # type: ignore[override]
         """Of twice the size each way, which is nearly always enough, as JPEG is scaled by half where there is more."""
-        return {} if self.resize else {"pixels": (2 * self.size) ** 2 * 3}
+        return {} if self.resize else {PIXELS: (2 * self.size) ** 2 * 3}
 
     def __len__(self) -> int:
         return len(self.images)
 
     def sample(self, index: int, random: np.random.Generator) -> Sample:
-        content, path = self.images.read(index), self.images.path(index)
+        return self._decoded(index, self.images.read(index), random)
+
+    def encoded(self, index: int, random: np.random.Generator) -> Sample:
+        """As `sample`; what a device can decode and has room for is left to it."""
+        content = self.images.read(index)
+        size, room = simple_size(content), self.room.get(PIXELS, 0)
+        if not size or max(3 * math.prod(size), len(content)) > room or math.prod(size) > self.max_pixels:
+            return self._decoded(index, content, random)
+        crop = self.crop.draw(*size, random)
+        edges = crop.left, crop.top, crop.left + crop.width, crop.top + crop.height
+        row = box_row(size, edges, crop.flip, encoded=len(content))
+        return {PIXELS: np.frombuffer(content, np.uint8), BOXES: row, "labels": self._label(index)}
+
+    def _decoded(self, index: int, content: bytes, random: np.random.Generator) -> Sample:
+        path = self.images.path(index)
         cut = decode_crop(content, path, self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels)
-        labels = np.asarray(self.images.label(index), dtype=np.int64)
         if self.resize:
-            return {"images": cut.resized(self.size), "labels": labels}
-        pixels, boxes = cut.packed(self.size, self.room["pixels"])
-        return {"pixels": pixels, "boxes": boxes, "labels": labels}
+            return {"images": cut.resized(self.size), "labels": self._label(index)}
+        pixels, row = cut.packed(self.size, self.room[PIXELS])
+        return {PIXELS: pixels, BOXES: row, "labels": self._label(index)}
+
+    def _label(self, index: int) -> np.ndarray:
+        return np.asarray(self.images.label(index), dtype=np.int64)
 
     def name(self, index: int) -> str:
         return self.images.path(index)

@@ -80,9 +80,12 @@ class Loader:
 
     Attributes:
         damages: each damaged sample met, by name; its reason.
+        encoded: how many samples of a batch, from the first, are left to a decoder of the device; of batches that are
+            begun from now on.
     """
 
     def __init__(self, dataset: Dataset, settings: LoaderSettings, pool: WorkerPool, feed: int, ring: Ring) -> None:
+        self.encoded = 0
         self.dataset = dataset
         self.settings = settings
         self.damages: dict[str, str] = {}
@@ -141,7 +144,8 @@ class Loader:
             self._order = (epoch, epoch_order(self.settings.seed, epoch, samples) if shuffled else np.arange(samples))
         start = number * self.settings.batch_size
         indices = self._order[1][start : start + self.settings.batch_size]
-        return self._pool.submit(self._feed, self._free.popleft(), epoch, [int(index) for index in indices])
+        encoded = min(self.encoded, len(indices))
+        return self._pool.submit(self._feed, self._free.popleft(), epoch, [int(index) for index in indices], encoded)
 
     def _take(self, epoch: int, number: int, ticket: Ticket) -> Batch:
         if ticket.error:

@@ -12,7 +12,7 @@ from threading import Thread
 import numpy as np
 
 from hotloop.core.errors import DamagedSample
-from hotloop.data.dataset import ATTEMPTS, Damage, Dataset, read_sample
+from hotloop.data.dataset import Damage, Dataset, attempts_for, read_sample
 from hotloop.data.ring import Ring
 
 
@@ -32,7 +32,11 @@ class Feed:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of one batch: fill places `start` to `start + len(indices)` of `slot`."""
+    """A part of one batch: fill places `start` to `start + len(indices)` of `slot`.
+
+    Attributes:
+        encoded: whether a decoder of the device finishes what it can.
+    """
 
     number: int
     feed: int
@@ -40,6 +44,7 @@ class Chunk:
     start: int
     epoch: int
     indices: tuple[int, ...]
+    encoded: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,13 @@ class Filling:
 def fill(feed: Feed, chunk: Chunk) -> Filling:
     """Read a chunk's samples and write them into the ring. The same chunk always gives the same bytes."""
     views = feed.ring.slot(chunk.slot)
-    attempts = ATTEMPTS if feed.on_damaged == "replace" else 1
+    attempts = attempts_for(feed.on_damaged)
     replaced: dict[int, int] = {}
     damages: list[tuple[int, Damage]] = []
     try:
         for place, index in enumerate(chunk.indices, chunk.start):
             try:
-                filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index, attempts)
+                filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index, attempts, chunk.encoded)
             except DamagedSample as damaged:
                 if feed.on_damaged != "drop":
                     raise

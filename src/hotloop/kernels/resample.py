@@ -3,8 +3,8 @@
 Legend: B images, S side of the result; N bytes of room for each image. The filter is Pillow's antialiased bilinear one:
 a triangle as wide as the step from one pixel of the result to the next, cut off at the edges of the image.
 
-What a box says, float32: height and width of the pixels that are there; left, top, right and bottom of the crop in
-them; 1 if it is mirrored.
+A box says, float32: height and width of the pixels that are there; left, top, right and bottom of the crop in them; 1
+if it is mirrored; and nothing that matters here (`hotloop.data.decode.box_row`).
 """
 
 import torch
@@ -26,7 +26,7 @@ def _resample(pixels, boxes, mean, scale, out, N, S, BLOCK: tl.constexpr):
     image = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < S * S
-    box = boxes + image * 7
+    box = boxes + image * 8
     height, width = tl.load(box).to(tl.int32), tl.load(box + 1).to(tl.int32)
     left, top = tl.load(box + 2), tl.load(box + 3)
     step_x, step_y = (tl.load(box + 4) - left) / S, (tl.load(box + 5) - top) / S
@@ -66,7 +66,7 @@ def resample(pixels: Tensor, boxes: Tensor, mean: Tensor, scale: Tensor, size: i
 
     Args:
         pixels: uint8 (B, N): the bytes of each image, row by row, red green blue.
-        boxes: float32 (B, 7).
+        boxes: float32 (B, 8).
         mean: float32 (3,), of pixels from 0 to 255.
         scale: float32 (3,).
 
@@ -90,7 +90,7 @@ def resample_plain(pixels: Tensor, boxes: Tensor, mean: Tensor, scale: Tensor, s
     """As `resample`, image by image in float64."""
     images = []
     for row, box in zip(pixels, boxes.tolist(), strict=True):
-        height, width, left, top, right, bottom, mirrored = box
+        height, width, left, top, right, bottom, mirrored, _ = box
         there = row[: int(height * width) * 3].view(int(height), int(width), 3).double()
         down, across = (
             weights(*edges, size).to(there) for edges in ((top, bottom, int(height)), (left, right, int(width)))

@@ -133,9 +133,8 @@ class ImageClassification(Task):
         from hotloop.kernels.resample import resample
 
         pixels, boxes = batch["pixels"], batch["boxes"]
-        resampled: Tensor = resample(
-            pixels, boxes, mean.to(pixels.device), scale.to(pixels.device), self.settings.image_size, dtype
-        )
+        mean, scale = (each.flatten().to(pixels.device) for each in (mean, scale))
+        resampled: Tensor = resample(pixels, boxes, mean, scale, self.settings.image_size, dtype)
         return resampled
 
     @cached_property

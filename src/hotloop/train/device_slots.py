@@ -1,10 +1,13 @@
 """Memory on a GPU for the batches that go there, used again and again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_WHOLE: Mapping[int, Sequence[slice]] = MappingProxyType({})
 
 
 class DeviceSlot:
@@ -20,16 +23,19 @@ class DeviceSlot:
         self._sent: torch.cuda.Event | None = None
         self._used: torch.cuda.Event | None = None
 
-    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def send(self, tensors: Sequence[Tensor], parts: Mapping[int, Sequence[slice]] = _WHOLE) -> list[Tensor]:
         """Queue copies of tensors of the host; those on a device already stay what they are.
 
         From page-locked memory the host does not wait; that memory is free again after `wait_sent`.
+
+        Args:
+            parts: the rows that are copied of a tensor, by its number; of others all are.
         """
         if self._used:
             self._stream.wait_event(self._used)
         with torch.cuda.stream(self._stream):
             sent = [
-                self._rooms.copy(number, tensor) if tensor.device.type == "cpu" else tensor
+                self._rooms.copy(number, tensor, parts.get(number)) if tensor.device.type == "cpu" else tensor
                 for number, tensor in enumerate(tensors)
             ]
             self._sent = self._stream.record_event()
@@ -49,6 +55,11 @@ class DeviceSlot:
         assert self._sent is not None
         self._sent.synchronize()
 
+    def wait_unused(self) -> None:
+        """Wait on the host until nothing reads the batch that was there before."""
+        if self._used:
+            self._used.synchronize()
+
     def used(self) -> None:
         """All that reads the batch is queued on the current stream."""
         self._used = torch.cuda.current_stream(self._device).record_event()
@@ -62,14 +73,16 @@ class Rooms:
         self._memory: dict[int, Tensor] = {}
         self._kept: dict[int, tuple[Any, Tensor]] = {}
 
-    def copy(self, number: int, tensor: Tensor) -> Tensor:
-        """A copy in the room of this number, laid out as `tensor` is."""
+    def copy(self, number: int, tensor: Tensor, rows: Sequence[slice] | None = None) -> Tensor:
+        """A copy in the room of this number, laid out as `tensor` is; of these rows alone, if any are named."""
         kind = (tensor.shape, tensor.dtype, tensor.stride())
         known, room = self._kept.get(number, (None, tensor))
         if known != kind:
             room = self._room(number, torch.empty_like(tensor, device="meta"))
             self._kept[number] = kind, room
-        return room.copy_(tensor.detach(), non_blocking=True)
+        for part in [slice(None)] if rows is None else rows:
+            room[part].copy_(tensor.detach()[part], non_blocking=True)
+        return room
 
     def _room(self, number: int, like: Tensor) -> Tensor:
         memory = self._memory.get(number)

@@ -79,7 +79,7 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
 
     def _copied(self, iterator: Iterator[T]) -> Generator[T]:
         slots = [self._idle.pop() if self._idle else self._new_slot() for _ in range(self._depth + 1)]
-        reader = Reader(iterator, slots, self._device)
+        reader = Reader(iterator, slots, self._stream.device)
         under_way: list[_Slot] = []
         try:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # memory of an earlier pass
@@ -172,10 +172,10 @@ class Reader(Generic[P]):
 
     def _read(self) -> None:
         end: BaseException | None = None
-        torch.set_grad_enabled(self._gradients)  # of this thread, as the current GPU is
-        if self._device:
-            torch.cuda.set_device(self._device)
         try:
+            torch.set_grad_enabled(self._gradients)  # of this thread, as the current GPU is
+            if self._device:
+                torch.cuda.set_device(self._device)
             while (package := self._free.get()) is not None and not self._closing:
                 package.pack(next(self._items))
                 self._full.put(package)

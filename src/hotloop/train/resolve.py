@@ -53,7 +53,7 @@ def resolve(job: Job, machine: Machine) -> tuple[Job, list[Choice]]:
             "speed.keep_memory", not accelerated, "glibc would give it back" if not accelerated else "it is for CPUs"
         ),
     ]
-    return _with(job, auto)
+    return decided(job, auto)
 
 
 def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, list[Choice]]:
@@ -68,7 +68,7 @@ def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, li
     )
     limit = format_seconds(_COMPILE_FROM_SECONDS)
     why = f"about {format_seconds(seconds)} of training on a GPU; compiling pays from {limit}"
-    return _with(job, [Choice("speed.compile", compiled, why if job.device == "cuda" else "it is for GPUs")])
+    return decided(job, [Choice("speed.compile", compiled, why if job.device == "cuda" else "it is for GPUs")])
 
 
 _COMPILE_FROM_SECONDS = 240.0
@@ -77,7 +77,7 @@ _EAGER_FLOPS = 150e12
 _LEAST_STEP_SECONDS = 0.001
 
 
-def _with(job: Job, auto: list[Choice]) -> tuple[Job, list[Choice]]:
+def decided(job: Job, auto: list[Choice]) -> tuple[Job, list[Choice]]:
     """The job with these values where it says "auto", and those that were taken."""
     taken = []
     for choice in auto:

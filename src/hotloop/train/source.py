@@ -1,8 +1,10 @@
 """Where the loop's batches come from: from a loader's workers, or from arrays that are on the device already."""
 
+import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Protocol
 
@@ -12,10 +14,13 @@ from torch import Tensor
 
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
+from hotloop.data.images import PIXELS
 from hotloop.data.loader import Batch, Loader, LoaderSettings
 from hotloop.data.random import epoch_order, sample_numbers
 from hotloop.tasks.task import RANDOM, Tensors
+from hotloop.train.decoding import Decoded, Decoding, encoded_places, other_rows
 from hotloop.train.device_slots import DeviceSlot
+from hotloop.train.split import Split
 
 _SLOTS = 3
 """Batches on the device: one in use, one on its way, and one that lets the host be a step ahead of the device."""
@@ -151,14 +156,19 @@ class LoaderSource:
 
     Args:
         numbers: random numbers a sample, for `Task.prepare`.
+        decoding: finishes what the workers leave encoded; they leave as much as it has time for.
     """
 
-    def __init__(self, loader: Loader, device: torch.device, numbers: int = 0) -> None:
+    def __init__(
+        self, loader: Loader, device: torch.device, numbers: int = 0, decoding: Decoding | None = None
+    ) -> None:
         self.settings = loader.settings
         self.damages = loader.damages
         self._loader = loader
         self._device = device
         self._numbers = numbers
+        self._decoding = decoding
+        self._split = Split(loader.settings.batch_size, loader.settings.batch_size // 4)
         self._table: tuple[int, np.ndarray] = (-1, np.zeros((0, 0)))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -188,22 +198,39 @@ class LoaderSource:
         """One batch is on its way while the one before is trained on."""
         stream.wait_stream(torch.cuda.current_stream(self._device))  # memory of an earlier iteration
         slots = cycle([DeviceSlot(self._device, stream) for _ in range(_SLOTS)])
-        ahead: tuple[DeviceBatch, DeviceSlot] | None = None
-        for batch in batches:
-            slot, arrays = next(slots), self._arrays(batch)
-            sent = slot.send([torch.from_numpy(array) for array in arrays.values()])
-            if ahead:
-                yield from self._handed_over(*ahead)
-            tensors = dict(zip(arrays, sent, strict=True))
-            ahead = DeviceBatch(tensors, np.asarray(batch.indices), batch.epoch, batch.number), slot
-            slot.wait_sent()  # the loader fills its place anew once it is asked for the next batch
+        ahead: _Sending | None = None
+        started = time.perf_counter()
+        while batch := self._next(batches):
+            waited = time.perf_counter() - started
+            sending = self._send(batch, next(slots))
+            try:
+                if ahead:
+                    yield from ahead.handed_over()
+            finally:
+                sending.wait()  # the loader fills its place anew once it is asked for the next batch
+            self.damages.update(sending.damages)
+            ahead = sending
+            now = time.perf_counter()
+            if self._decoding:
+                self._split.saw(now - started, waited, sending.decoded.result().seconds if sending.decoded else 0.0)
+            started = now
         if ahead:
-            yield from self._handed_over(*ahead)
+            yield from ahead.handed_over()
 
-    def _handed_over(self, batch: DeviceBatch, slot: DeviceSlot) -> Generator[DeviceBatch]:
-        slot.hand_over()
-        yield batch
-        slot.used()
+    def _next(self, batches: Generator[Batch]) -> Batch | None:
+        if self._decoding:
+            self._loader.encoded = self._split.count
+        return next(batches, None)
+
+    def _send(self, batch: Batch, slot: DeviceSlot) -> "_Sending":
+        arrays, indices = self._arrays(batch), np.asarray(batch.indices)
+        places = encoded_places(arrays) if self._decoding else []
+        parts = {list(arrays).index(PIXELS): other_rows(places, batch.size)} if places else {}
+        tensors = dict(zip(arrays, slot.send([torch.from_numpy(a) for a in arrays.values()], parts), strict=True))
+        decoded = None
+        if self._decoding and places:
+            decoded = self._decoding.start(arrays, tensors, slot, batch.epoch, indices)
+        return _Sending(DeviceBatch(tensors, indices, batch.epoch, batch.number), slot, decoded)
 
     def _arrays(self, batch: Batch) -> dict[str, np.ndarray]:
         if not self._numbers:
@@ -212,6 +239,41 @@ class LoaderSource:
             samples = len(self.dataset)
             self._table = batch.epoch, sample_numbers(self.settings.seed, batch.epoch, samples, self._numbers)
         return {**batch.arrays, RANDOM: self._table[1][np.asarray(batch.indices)]}
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """A batch on its way to the device.
+
+    Attributes:
+        decoded: what comes of the images that are decoded there, if any are.
+    """
+
+    batch: DeviceBatch
+    slot: DeviceSlot
+    decoded: "Future[Decoded] | None"
+
+    def wait(self) -> None:
+        """Until it is there.
+
+        Raises:
+            DamagedSample: an image is damaged, and nothing could or was to take its place.
+        """
+        try:
+            if self.decoded:
+                self.decoded.result()
+        finally:
+            self.slot.wait_sent()
+
+    @property
+    def damages(self) -> dict[str, str]:
+        return self.decoded.result().damages if self.decoded else {}
+
+    def handed_over(self) -> Generator[DeviceBatch]:
+        """For what is queued until the next one is asked for."""
+        self.slot.hand_over()
+        yield replace(self.batch, indices=self.decoded.result().indices) if self.decoded else self.batch
+        self.slot.used()
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 import errno
 import hashlib
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
 from hotloop.train.checkpoint import Checkpointer, Loaded, named_checkpoint
+from hotloop.train.decoders import open_decoding
+from hotloop.train.decoding import Decoding
 from hotloop.train.examples import write_examples
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
@@ -29,7 +32,7 @@ from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
 from hotloop.train.random_state import restore_random_state
 from hotloop.train.record import MetricsFile, TensorBoard
-from hotloop.train.resolve import Choice
+from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.source import ArraySource, LoaderSource, Source, page_locked
 
@@ -66,7 +69,8 @@ def train_job(
         if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
         patience = Patience(lambda: bool(preemption.requested), observer.warn)
-        train, val = _sources(ready, stack, patience)
+        ready, decoding = _with_decoder(ready, stack, observer.warn)
+        train, val = _sources(ready, decoding, stack, patience)
         run = open_run(ready.job, now or datetime.now())
         stack.enter_context(run.locked())
         recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
@@ -87,7 +91,18 @@ def train_job(
         return run, _Training(parts, machine, ready.choices).run(named)
 
 
-def _sources(ready: Ready, stack: ExitStack, patience: Patience) -> tuple[Source, Source | None]:
+def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None]) -> tuple[Ready, Decoding | None]:
+    """What finishes the training's images besides the workers, if anything does. Validation is left to the workers."""
+    decoding, choice = open_decoding(ready.job, *ready.datasets[0], notify)
+    if decoding:
+        stack.callback(decoding.close)
+    job, taken = decided(ready.job, [choice])
+    return replace(ready, job=job, choices=[*ready.choices, *taken]), decoding
+
+
+def _sources(
+    ready: Ready, decoding: Decoding | None, stack: ExitStack, patience: Patience
+) -> tuple[Source, Source | None]:
     """Batches to train and validate on; workers only for what has to be read."""
     device = torch.device(ready.job.device)
     read = [pair for pair in ready.datasets if not isinstance(pair[0], ArrayDataset)]
@@ -98,7 +113,9 @@ def _sources(ready: Ready, stack: ExitStack, patience: Patience) -> tuple[Source
         if device.type == "cuda":
             for loader in opened:
                 stack.enter_context(page_locked(loader.memory))
-    train = ready.train_source or LoaderSource(loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers)
+    train = ready.train_source or LoaderSource(
+        loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers, decoding
+    )
     if len(ready.datasets) == 1:
         return train, None
     data, settings = ready.datasets[1]
