@@ -43,11 +43,11 @@ class Sizes:
         self.pixels, self.batch = (32, 16) if tiny else (224, 256)
 
 
-def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int) -> list[float]:
+def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int, decode: str) -> list[float]:
     """Seconds of each epoch of the whole of `hotloop train`."""
     from hotloop import read_machine, train_job
     from hotloop.core.job import parse_job
-    from hotloop.train.observer import Event, Observer, Validated
+    from hotloop.train.observer import Event, Observer, Started, Validated, Warned
 
     ends: list[float] = []
 
@@ -55,12 +55,14 @@ def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int) -> list[float]:
         def on(self, event: Event) -> None:
             if isinstance(event, Validated):
                 ends.append(time.perf_counter())
+            if isinstance(event, Started | Warned):
+                print(getattr(event, "text", getattr(event, "choices", "")), file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as run:
         raw = {
             "device": sizes.device,
             "task": {"image_size": sizes.pixels, "augment": {"crop_scale": _SCALE, "crop_ratio": _RATIO, "flip": 0.5}},
-            "data": {"train": str(folder), "batch_size": sizes.batch, "last_batch": "drop"},
+            "data": {"train": str(folder), "batch_size": sizes.batch, "last_batch": "drop", "decode": decode},
             "model": {"name": sizes.network, "arguments": {"num_classes": sizes.classes}},
             "train": {"epochs": epochs + 1},
             "optimizer": {"name": "sgd", "learning_rate": 0.01},
@@ -163,7 +165,8 @@ def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> 
 
 CONTENDERS: dict[str, Callable[[Sizes, Path, int], list[float]]] = {
     "data on the GPU": resident_epochs,
-    "hotloop": hotloop_epochs,
+    "hotloop": partial(hotloop_epochs, decode="auto"),
+    "hotloop, processors alone": partial(hotloop_epochs, decode="cpu"),
     "DataLoader, torchvision": partial(dataloader_epochs, decoder="torchvision"),
     "DataLoader, OpenCV": partial(dataloader_epochs, decoder="opencv"),
 }
