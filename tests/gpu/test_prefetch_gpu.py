@@ -122,7 +122,7 @@ def test_a_captured_step_reads_batches_where_they_were_put(monkeypatch: pytest.M
     ahead = prefetch(data, "cuda", depth=2)
     losses = [step(batch) for batch in ahead]
     assert CountedGraph.captures == 3
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         losses += [step(batch) for batch in ahead]
         torch.cuda.synchronize()
     assert CountedGraph.captures == 3

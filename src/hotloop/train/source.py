@@ -168,7 +168,7 @@ class LoaderSource:
         self._device = device
         self._numbers = numbers
         self._decoding = decoding
-        self._split = Split(loader.settings.batch_size, loader.settings.batch_size // 4)
+        self._split = Split(loader.settings.batch_size)
         self._table: tuple[int, np.ndarray] = (-1, np.zeros((0, 0)))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
