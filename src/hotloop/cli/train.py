@@ -102,6 +102,9 @@ def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
         figures,
         f"{_speed(result)}, {100 * result.data_wait_share:.1f} % of the time waiting for data",
     ]
+    if result.data_speed_share:
+        held_up = f": {result.data_advice}" if result.data_advice else ""
+        lines.append(f"{100 * result.data_speed_share:.0f} % of the speed with the data on the device{held_up}")
     if result.captured:
         lines.append("each step was one replay of a CUDA graph")
     if result.corrupt_files:

@@ -49,6 +49,10 @@ class Result:
         not_captured: why they were not, if that was said.
         memory: bytes when the loop was ready, after the first steps and at the end; see `hotloop.MemoryReport`.
         data_wait_share: share of the training time spent waiting for data, 0 to 1.
+        data_speed_share: of the speed with data on the device, 0 to 1; 0 if too few steps were measured.
+        data_slow: what holds it up if that is less than 0.97: reading, decoding, engines, copying or host.
+        data_advice: that in words, and what would help.
+        decode: who decoded the images: cpu, or hardware beside it.
         weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
         corrupt_files: each damaged file with its reason, in order of name.
         error: the three lines, if it failed.
@@ -76,6 +80,10 @@ class Result:
     captured: bool = False
     not_captured: str = ""
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    data_speed_share: float = 0.0
+    data_slow: str = ""
+    data_advice: str = ""
+    decode: str = ""
 
 
 @dataclass(frozen=True)

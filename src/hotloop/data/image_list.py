@@ -19,6 +19,7 @@ from hotloop.data.decode import read_file
 from hotloop.data.index import indexed, state_of
 from hotloop.data.listing import Listing, Spans, label_column
 from hotloop.data.shards import scan_shards, shards_of
+from hotloop.data.stages import READING
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 
@@ -56,9 +57,10 @@ class ImageList:
         Raises:
             DamagedSample: they cannot be read, or there are none.
         """
-        if self.spans:
-            return self.spans.read(number, self.base, self.path(number))
-        return read_file(self.path(number))
+        with READING.added():
+            if self.spans:
+                return self.spans.read(number, self.base, self.path(number))
+            return read_file(self.path(number))
 
     def size_bytes(self, number: int) -> int:
         """Of an image as it is stored; 0 if it is not there."""

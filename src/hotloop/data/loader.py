@@ -1,5 +1,6 @@
 """Batches of a data set in a known order, filled ahead of the step."""
 
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from hotloop.data.dataset import Dataset, sample_fields
 from hotloop.data.pool import Ticket, WhileWaiting, WorkerPool
 from hotloop.data.random import epoch_order
 from hotloop.data.ring import Ring
+from hotloop.data.stages import NOTHING, Stages
 from hotloop.data.worker import Feed
 
 _AHEAD = 3
@@ -27,12 +29,14 @@ class Batch:
         indices: the samples in it, replacements included.
         epoch: which pass.
         number: which batch of the epoch, from 0.
+        took: what it took the workers, and how long it was waited for.
     """
 
     arrays: dict[str, np.ndarray]
     indices: tuple[int, ...]
     epoch: int
     number: int
+    took: Stages = NOTHING
 
     @property
     def size(self) -> int:
@@ -131,8 +135,9 @@ class Loader:
                     self._filling.append((*position, self._submit(*position)))
                 if not self._filling:
                     return
+                started = time.perf_counter()
                 self._pool.wait(self._filling[0][2])
-                yield self._take(*self._filling[0])
+                yield self._take(*self._filling[0], time.perf_counter() - started)
                 self._free.append(self._filling.popleft()[2].slot)
         finally:
             self._iterating = False
@@ -147,7 +152,7 @@ class Loader:
         encoded = min(self.encoded, len(indices))
         return self._pool.submit(self._feed, self._free.popleft(), epoch, [int(index) for index in indices], encoded)
 
-    def _take(self, epoch: int, number: int, ticket: Ticket) -> Batch:
+    def _take(self, epoch: int, number: int, ticket: Ticket, waited: float) -> Batch:
         if ticket.error:
             raise ticket.error
         arrays = {name: view[: len(ticket.indices)] for name, view in self._ring.slot(ticket.slot).items()}
@@ -158,7 +163,7 @@ class Loader:
                 keep = np.setdiff1d(np.arange(len(indices)), [place for place, _ in ticket.damages])
                 arrays = {name: view[keep] for name, view in arrays.items()}
                 indices = [indices[place] for place in keep]
-        return Batch(arrays, tuple(indices), epoch, number)
+        return Batch(arrays, tuple(indices), epoch, number, ticket.took.plus(Stages(late=waited)))
 
 
 class Loaders:

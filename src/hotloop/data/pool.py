@@ -13,6 +13,7 @@ from threading import Lock
 
 from hotloop.core.errors import DamagedSample, HotloopError, InputError, WorkerError
 from hotloop.data.dataset import Damage
+from hotloop.data.stages import NOTHING, Stages
 from hotloop.data.worker import Chunk, Feed, Filling, Ready, fill, work
 
 WhileWaiting = Callable[[float, list[str]], None]
@@ -36,6 +37,7 @@ class Ticket:
         indices: the samples in their places, replacements included.
         waiting: chunks still to come.
         damages: damaged samples met, each with its place.
+        took: what it took the workers.
         error: why the batch cannot be had; it belongs to this batch, however many are being filled ahead.
     """
 
@@ -43,6 +45,7 @@ class Ticket:
     indices: list[int]
     waiting: int = 0
     damages: list[tuple[int, Damage]] = field(default_factory=list)
+    took: Stages = NOTHING
     error: HotloopError | None = None
 
 
@@ -225,6 +228,7 @@ class WorkerPool:
         for place, index in filling.replaced.items():
             ticket.indices[place] = index
         ticket.damages += filling.damages
+        ticket.took = ticket.took.plus(filling.took)
         error: HotloopError | None = None
         if filling.fatal:
             error = DamagedSample(filling.fatal.name, filling.fatal.reason)

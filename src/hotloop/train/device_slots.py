@@ -20,6 +20,7 @@ class DeviceSlot:
         self._device = device
         self._stream = stream
         self._rooms = Rooms(device=device)
+        self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._sent: torch.cuda.Event | None = None
         self._used: torch.cuda.Event | None = None
 
@@ -34,11 +35,13 @@ class DeviceSlot:
         if self._used:
             self._stream.wait_event(self._used)
         with torch.cuda.stream(self._stream):
+            self._began.record()
             sent = [
                 self._rooms.copy(number, tensor, parts.get(number)) if tensor.device.type == "cpu" else tensor
                 for number, tensor in enumerate(tensors)
             ]
-            self._sent = self._stream.record_event()
+            self._sent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._sent.record()
         return sent
 
     def also_sent(self) -> None:
@@ -54,6 +57,12 @@ class DeviceSlot:
         """Wait on the host until the batch is there."""
         assert self._sent is not None
         self._sent.synchronize()
+
+    @property
+    def copy_seconds(self) -> float:
+        """That the last copies took, once they are there."""
+        assert self._sent is not None
+        return float(self._began.elapsed_time(self._sent)) / 1000
 
     def wait_unused(self) -> None:
         """Wait on the host until nothing reads the batch that was there before."""

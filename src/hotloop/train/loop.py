@@ -18,6 +18,7 @@ from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State, newest_path
+from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
@@ -62,6 +63,7 @@ class Loop:
 
     Attributes:
         progress: where it stands.
+        data_meter: how well it is fed.
         examples: predictions of the last validation, once the epochs are done.
         memory: when the loop was ready, and after the first steps.
     """
@@ -79,6 +81,9 @@ class Loop:
         self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
         self._prepares_apart = not prepares_in_step(parts.task)
         self._meter = Meter()
+        self.data_meter = DataMeter(self._device)
+        self._timer = self.data_meter.timer
+        self._steps_since_log = 0
         self._logged = 0.0
         self._since_log = Span()
         self._leaks = LeakDetector(parts.observer.warn)
@@ -123,11 +128,19 @@ class Loop:
         end = min(first + self._job.train.accumulate, batches)
         samples = sum(self._parts.train.size(number) for number in range(first, end))
         indices: list[np.ndarray] = []
+        timer = self._timer if StepTimer.is_due(self.progress.step) else None
         for number in range(first, end):
             batch = self._next_batch()
+            if timer:
+                timer.start()
             ready = self._prepare(batch) if self._prepares_apart else batch.tensors
             self._parts.step.run(ready, share=batch.size / samples, last=number == end - 1)
+            if timer:
+                timer.stop()
             indices.append(batch.indices)
+        if timer:
+            timer.end(samples)
+        self._steps_since_log += 1
         self.progress = replace(self.progress, batch=end, step=self.progress.step + 1)
         self._losses.add(self.progress.step, indices)
         self._meter.add(samples)
@@ -153,7 +166,8 @@ class Loop:
 
     def _log(self, wait: bool = False) -> None:
         """Bring the losses that have arrived to the host and tell the observer."""
-        span = self._meter.take()
+        span = self.data_meter.add(self._meter.take(), self._steps_since_log, self._parts.train.stages)
+        self._steps_since_log = 0
         self._logged = time.monotonic()
         self._since_log = self._since_log.plus(span)
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)

@@ -17,6 +17,7 @@ from hotloop.data.dataset import Dataset
 from hotloop.data.images import PIXELS
 from hotloop.data.loader import Batch, Loader, LoaderSettings
 from hotloop.data.random import epoch_order, sample_numbers
+from hotloop.data.stages import Stages
 from hotloop.tasks.task import RANDOM, Tensors
 from hotloop.train.decoding import Decoded, Decoding, encoded_places, other_rows
 from hotloop.train.device_slots import DeviceSlot
@@ -52,10 +53,12 @@ class Source(Protocol):
 
     Attributes:
         damages: each damaged sample met, by name; its reason.
+        stages: what the way of its batches has taken so far.
     """
 
     settings: LoaderSettings
     damages: dict[str, str]
+    stages: Stages
 
     @property
     def dataset(self) -> Dataset:
@@ -90,6 +93,7 @@ class ArraySource:
     def __init__(self, dataset: ArrayDataset, settings: LoaderSettings, device: torch.device, numbers: int = 0) -> None:
         self.settings = settings
         self.damages: dict[str, str] = {}
+        self.stages = Stages()
         self._dataset = dataset
         self._numbers = numbers
         self._device = device
@@ -164,6 +168,7 @@ class LoaderSource:
     ) -> None:
         self.settings = loader.settings
         self.damages = loader.damages
+        self.stages = Stages()
         self._loader = loader
         self._device = device
         self._numbers = numbers
@@ -189,6 +194,7 @@ class LoaderSource:
         with closing(self._loader.batches(epoch, start, epochs)) as batches:
             if self._stream is None:
                 for batch in batches:
+                    self.stages = self.stages.plus(batch.took)
                     tensors = {name: torch.from_numpy(array) for name, array in self._arrays(batch).items()}
                     yield DeviceBatch(tensors, np.asarray(batch.indices), batch.epoch, batch.number)
             else:
@@ -201,18 +207,17 @@ class LoaderSource:
         ahead: _Sending | None = None
         started = time.perf_counter()
         while batch := self._next(batches):
-            waited = time.perf_counter() - started
             sending = self._send(batch, next(slots))
             try:
                 if ahead:
                     yield from ahead.handed_over()
             finally:
-                sending.wait()  # the loader fills its place anew once it is asked for the next batch
-            self.damages.update(sending.damages)
+                took = sending.wait()  # the loader fills its place anew once it is asked for the next batch
             ahead = sending
+            self.damages.update(sending.damages)
+            self.stages = self.stages.plus(batch.took).plus(took)
             now = time.perf_counter()
-            if self._decoding:
-                self._split.saw(now - started, waited, sending.decoded.result().seconds if sending.decoded else 0.0)
+            self._split.saw(now - started, batch.took.late, took.decoding)
             started = now
         if ahead:
             yield from ahead.handed_over()
@@ -253,17 +258,17 @@ class _Sending:
     slot: DeviceSlot
     decoded: "Future[Decoded] | None"
 
-    def wait(self) -> None:
-        """Until it is there.
+    def wait(self) -> Stages:
+        """Until it is there; what that took.
 
         Raises:
             DamagedSample: an image is damaged, and nothing could or was to take its place.
         """
         try:
-            if self.decoded:
-                self.decoded.result()
+            decoding = self.decoded.result().seconds if self.decoded else 0.0
         finally:
             self.slot.wait_sent()
+        return Stages(decoding=decoding, copying=self.slot.copy_seconds)
 
     @property
     def damages(self) -> dict[str, str]:

@@ -203,6 +203,7 @@ class _Training:
     def _result(self, loop: Loop, status: Status, resumed_from: str, error: str = "") -> Result:
         progress = loop.progress
         arithmetic, samples_per_second = self.parts.arithmetic, progress.whole.samples_per_second
+        fed = loop.data_meter.speed(self.parts.job)
         return Result(
             status=status,
             name=self.parts.run.name,
@@ -217,6 +218,10 @@ class _Training:
             captured=self.parts.step.captured,
             not_captured=self.parts.step.not_captured,
             data_wait_share=progress.whole.data_wait_share,
+            data_speed_share=fed.share,
+            data_slow=fed.slow,
+            data_advice=fed.advice,
+            decode=str(self.parts.job.data.decode),
             train_seconds=progress.whole.seconds,
             weights_sha256=weights_sha256(self.parts.step.model) if status == "finished" else "",
             corrupt_files=[{"path": name, "reason": why} for name, why in sorted(progress.damages.items())],

@@ -1,0 +1,160 @@
+"""Which share of the speed with data on the device a training reaches, and what holds it up."""
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from hotloop.core.job import ImagesTask, Job
+from hotloop.core.units import count
+from hotloop.data.stages import Stages
+from hotloop.train.progress import Span
+
+_EVERY = 16
+"""Steps, one of which is timed: two events take 5 us, and the smallest steps 80."""
+_KEPT = 64
+_ENOUGH = 0.97
+_LATE, _FULL = 0.02, 0.85
+_SETTLED_STEPS = 32
+"""After which nothing is compiled, captured or searched any more, as a rule."""
+
+
+class StepTimer:
+    """Times steps whose data is there: on a GPU by events, on a CPU by the clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device.type == "cuda"
+        self._parts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._under_way: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
+        self._started = self._seconds = 0.0
+        self._seconds_per_sample: list[float] = []
+
+    @staticmethod
+    def is_due(step: int) -> bool:
+        """Whether this step is one to time."""
+        return step % _EVERY == _EVERY - 1
+
+    def start(self) -> None:
+        """A batch of the step begins."""
+        if self._gpu:
+            self._parts.append((_event(), _event()))
+            self._parts[-1][0].record()
+        else:
+            self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """It is launched."""
+        if self._gpu:
+            self._parts[-1][1].record()
+        else:
+            self._seconds += time.perf_counter() - self._started
+
+    def end(self, samples: int) -> None:
+        """The step was of so many samples."""
+        if self._gpu:
+            self._under_way.append((self._parts, samples))
+            self._parts = []
+        else:
+            self._seconds_per_sample.append(self._seconds / samples)
+            self._seconds = 0.0
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """The median of the steps that have ended; 0 while there is none."""
+        while self._under_way and self._under_way[0][0][-1][1].query():  # type: ignore[no-untyped-call]
+            parts, samples = self._under_way.pop(0)
+            milliseconds = sum(begin.elapsed_time(end) for begin, end in parts)
+            self._seconds_per_sample.append(milliseconds / 1000 / samples)
+        del self._seconds_per_sample[:-_KEPT]
+        return median(self._seconds_per_sample) if self._seconds_per_sample else 0.0
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class DataSpeed:
+    """How well a training is fed.
+
+    Attributes:
+        share: of the speed that it would have with its data on the device, 0 to 1; 0 if that is not known.
+        slow: what holds it up: reading, decoding, engines, copying or host; empty if nothing does.
+        advice: that in words, and what would help.
+    """
+
+    share: float = 0.0
+    slow: str = ""
+    advice: str = ""
+
+
+class DataMeter:
+    """Adds up what a training and the way of its data take, once it has settled."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.timer = StepTimer(device)
+        self._device = device
+        self._span = Span()
+        self._stages = Stages()
+        self._before = Stages()
+        self._steps = 0
+
+    def add(self, span: Span, steps: int, stages: Stages) -> Span:
+        """Take in what went by since the last call.
+
+        Args:
+            steps: in it.
+            stages: of the training's data so far.
+
+        Returns:
+            the span with the time in which the device had no data, where that is known better than by the host's wait.
+        """
+        settled = self._steps >= _SETTLED_STEPS
+        self._steps += steps
+        if settled:
+            self._span = self._span.plus(span)
+            self._stages = self._stages.plus(stages.minus(self._before))
+        self._before = stages
+        each = self.timer.seconds_per_sample
+        if self._device.type != "cuda" or not each or not stages.working:
+            return span
+        idle = min(span.seconds, max(0.0, span.seconds - span.samples * each))
+        return Span(span.samples, span.seconds, idle, span.loss_sum, span.steps)
+
+    def speed(self, job: Job) -> DataSpeed:
+        """How well it was fed."""
+        each, span = self.timer.seconds_per_sample, self._span
+        if not each or not span.samples:
+            return DataSpeed()
+        share = min(1.0, span.samples * each / span.seconds)
+        if share >= _ENOUGH:
+            return DataSpeed(share)
+        slow = _slowest(self._stages, span.seconds)
+        return DataSpeed(share, slow, _advice(slow, self._stages, job))
+
+
+def _slowest(stages: Stages, seconds: float) -> str:
+    if stages.late > _LATE * seconds:
+        return "reading" if stages.reading > 0.5 * stages.working else "decoding"
+    if stages.decoding > _FULL * seconds:
+        return "engines"
+    return "copying" if stages.copying > _FULL * seconds else "host"
+
+
+def _advice(slow: str, stages: Stages, job: Job) -> str:
+    pack = "hotloop data pack"
+    if slow == "host":
+        return "the training process itself holds it up: what it does between steps, RandAugment for example"
+    if slow == "copying":
+        return "copies to the device hold it up: smaller samples would help"
+    if slow == "engines":
+        return f"the card's JPEG engines hold it up: smaller images would help ({pack} --side)"
+    share = f"{100 * stages.reading / stages.working:.0f} % of their time" if stages.working else "none of their time"
+    workers = count(int(job.data.workers), "worker")
+    if slow == "reading":
+        return f"{workers} read files for {share}: a faster disk would help, or large files read in order ({pack})"
+    more = "more processors would help, or smaller images"
+    engines = job.device == "cuda" and job.data.decode != "hardware" and isinstance(job.task, ImagesTask)
+    extra = ", or the card's engines (pip install 'hotloop[gpu-decode]')" if engines else ""
+    return f"{workers} cannot decode as fast (they read for {share}): {more} ({pack} --side){extra}"
