@@ -19,10 +19,9 @@ from hotloop.train.progress import Span
 
 
 def job(**keys: Any) -> Job:
-    parsed = parse_job(
+    return parse_job(
         {"data": {"train": "x", "workers": 4}, "model": {"name": "resnet18"}, "device": "cpu", **keys}, "job"
     )
-    return parsed
 
 
 def metered(step_seconds: float, span_seconds: float, stages: Stages) -> DataMeter:

@@ -138,10 +138,10 @@ class DataSection(Section):
     workers: Annotated[NonNegativeInt, Field(le=256)] | Auto = Field(
         "auto", description="processes that read data; 0: the training process itself; auto: by the usable processors"
     )
-    decode: Literal["auto", "cpu", "hardware"] = Field(
+    decode: Literal["auto", "cpu", "hardware", "dali"] = Field(
         "auto",
-        description="who decodes JPEGs: the processors alone, or the card's engines too, as many as they have time "
-        "for; auto: these too, if they pass a check at the start",
+        description="who decodes JPEGs: the processors alone; the card's engines too, as many as they have time for; "
+        "DALI in their place; auto: hardware, if it passes a check at the start",
     )
     on_corrupt: Literal["replace", "raise"] = Field(
         "replace", description="a file that cannot be read is replaced by another, counted and named; or stops the run"

@@ -1,7 +1,8 @@
 """The JPEG engines of a card, through nvImageCodec (https://docs.nvidia.com/cuda/nvimagecodec/)."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -35,13 +36,15 @@ class HardwareDecoder:
 
     def __init__(self, device: torch.device) -> None:
         os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # it prints a line for each image that it refuses
-        self._codec: Any = import_module("nvidia.nvimgcodec")
+        with _quiet():
+            self._codec: Any = import_module("nvidia.nvimgcodec")
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         backends = [self._codec.Backend(self._codec.HW_GPU_ONLY)]
         index = torch.cuda.current_device() if device.index is None else device.index
-        self._decoder = self._codec.Decoder(
-            device_id=index, max_num_cpu_threads=_THREADS, backends=backends, options=_OPTIONS
-        )
+        with _quiet():
+            self._decoder = self._codec.Decoder(
+                device_id=index, max_num_cpu_threads=_THREADS, backends=backends, options=_OPTIONS
+            )
         # It would turn pixels by the camera's orientation, which decoding on the CPU does not.
         self._params = self._codec.DecodeParams(apply_exif_orientation=False)
 
@@ -53,3 +56,16 @@ class HardwareDecoder:
         done = self._decoder.decode(files, images=images, params=self._params, cuda_stream=stream)
         self._stream.synchronize()
         return [image is not None for image in done]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what its libraries say on the terminal of others that are not there, for TIFF and JPEG 2000."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
