@@ -70,7 +70,8 @@ def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int, decode: str) -> list
             "run": {"dir": f"{run}/run"},
         }
         result = train_job(parse_job(raw, "bench"), read_machine(), Watch())[1]
-        print(f"data wait {result.data_wait_share:.3f}, captured {result.captured}", file=sys.stderr)
+        share, wait = result.data_speed_share, result.data_wait_share
+        print(f"{share:.3f} of its step's speed, {wait:.3f} without data, {result.data_advice}", file=sys.stderr)
     return [after - before for before, after in pairwise(ends)]
 
 

