@@ -25,7 +25,7 @@ from typing import Any
 
 from contenders import Image, hotloop_step
 from photographs import make_photographs
-from record import Figure, add_device, record
+from record import RESULTS, Figure, add_device, record, source
 from step import resnet
 
 _WARM_EPOCHS = 2
@@ -131,8 +131,6 @@ def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> 
     from torchvision import datasets, io
     from torchvision.transforms import v2
 
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
     if decoder == "opencv":
         data = datasets.ImageFolder(str(folder), OpenCVCrop(sizes.pixels), loader=decode_opencv)
     else:
@@ -142,9 +140,7 @@ def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> 
     gpu = sizes.device == "cuda"
     loader = DataLoader(data, sizes.batch, shuffle=True, num_workers=workers, pin_memory=gpu, drop_last=True,
                         persistent_workers=True, prefetch_factor=4)  # fmt: skip
-    model = resnet(sizes.network, sizes.classes)().to(sizes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    network = torch.compile(model) if gpu else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=gpu)
+    train = by_hand(sizes)
     mean, scale = (torch.tensor(values, device=sizes.device).view(3, 1, 1) for values in (_MEAN, _STD))
     seconds = []
     for _ in range(epochs):
@@ -153,15 +149,74 @@ def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> 
             images = pixels.to(sizes.device, non_blocking=True).float().div_(255).sub_(mean).div_(scale)
             images = images.contiguous(memory_format=torch.channels_last)
             labels = labels.to(sizes.device, non_blocking=True)
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(sizes.device, torch.bfloat16):
-                loss = torch.nn.functional.cross_entropy(network(images), labels)
-            loss.backward()
-            optimizer.step()
+            train(images, labels)
         if gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return seconds
+
+
+def dali_epochs(sizes: Sizes, folder: Path, epochs: int, hardware: float, threads: int) -> list[float]:
+    """The loop over a DALI pipeline that decodes the crop alone and does all else on the GPU."""
+    import torch
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    gpu = sizes.device == "cuda"
+
+    @pipeline_def(
+        batch_size=sizes.batch, num_threads=min(threads, len(os.sched_getaffinity(0))), device_id=0 if gpu else None,
+        prefetch_queue_depth=3, seed=1,
+    )  # fmt: skip
+    def images() -> Any:
+        files, labels = fn.readers.file(file_root=str(folder), random_shuffle=True, name="files")
+        load = {"hw_decoder_load": hardware} if gpu else {}
+        crops = fn.decoders.image_random_crop(
+            files, device="mixed" if gpu else "cpu", output_type=types.RGB, random_area=list(_SCALE),
+            random_aspect_ratio=list(_RATIO), **load,
+        )  # fmt: skip
+        small = fn.resize(crops, resize_x=sizes.pixels, resize_y=sizes.pixels)
+        ready = fn.crop_mirror_normalize(
+            small, dtype=types.FLOAT16 if gpu else types.FLOAT, output_layout="HWC",
+            mean=[255 * value for value in _MEAN], std=[255 * value for value in _STD], mirror=fn.random.coin_flip(),
+        )  # fmt: skip
+        return ready, labels.gpu() if gpu else labels
+
+    batches = DALIGenericIterator(
+        [images()], ["images", "labels"], reader_name="files", auto_reset=True, last_batch_policy=LastBatchPolicy.DROP
+    )
+    train = by_hand(sizes)
+    seconds = []
+    for _ in range(epochs):
+        started = time.perf_counter()
+        for (batch,) in batches:
+            train(batch["images"].permute(0, 3, 1, 2), batch["labels"].view(-1))
+        if gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def by_hand(sizes: Sizes) -> Callable[[Any, Any], None]:
+    """The compiled step of the guides: images that are normalised, channels last, and labels."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    gpu = sizes.device == "cuda"
+    model = resnet(sizes.network, sizes.classes)().to(sizes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = torch.compile(model) if gpu else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=gpu)
+
+    def step(images: Any, labels: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(sizes.device, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(network(images), labels.long())
+        loss.backward()
+        optimizer.step()
+
+    return step
 
 
 CONTENDERS: dict[str, Callable[[Sizes, Path, int], list[float]]] = {
@@ -170,6 +225,8 @@ CONTENDERS: dict[str, Callable[[Sizes, Path, int], list[float]]] = {
     "hotloop, processors alone": partial(hotloop_epochs, decode="cpu"),
     "DataLoader, torchvision": partial(dataloader_epochs, decoder="torchvision"),
     "DataLoader, OpenCV": partial(dataloader_epochs, decoder="opencv"),
+    "DALI, 12 % on engines, 16 threads": partial(dali_epochs, hardware=0.12, threads=16),
+    "DALI, 65 % on engines, 8 threads": partial(dali_epochs, hardware=0.65, threads=8),
 }
 
 
@@ -188,6 +245,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--processors", type=int, nargs="*", default=[16, 8, 4])
     parser.add_argument("--contenders", nargs="*", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--add", action="store_true", help="to the figures that are recorded, of the same source")
     parser.add_argument("--folder", type=Path, help="where the photographs are or are to be; otherwise not kept")
     parser.add_argument("--contender", choices=CONTENDERS, help="time this one here and print its images a second")
     add_device(parser)
@@ -202,9 +260,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         make_photographs(folder, arguments.images)
-        content: dict[str, Any] = {"goals": {"16": 0.97, "8": 0.90, "4": 0.75, "best DataLoader": 1.35}}
+        content: dict[str, Any] = {"goals": {"16": 0.97, "8": 0.90, "4": 0.75, "best DataLoader": 1.35, "DALI": 1.12}}
+        if arguments.add:
+            content |= recorded()
         for processors in arguments.processors:
-            found = {}
+            found: dict[str, list[float]] = content.get(str(processors), {}).get("epochs", {})
             for name in arguments.contenders:
                 found[name] = rates(name, arguments, folder, processors)
                 print(f"{processors} processors, {name}: {Figure.of(found[name], '1/s')}", file=sys.stderr, flush=True)
@@ -214,10 +274,19 @@ def main() -> None:
     print(json.dumps(content))
 
 
+def recorded() -> dict[str, Any]:
+    """The figures by processors that this source has had on this machine so far."""
+    known = json.loads((RESULTS / "jpeg_to_gpu.json").read_text())
+    if known["source_sha256"] != source():
+        sys.exit("--add: what is recorded is of another source")
+    return {key: value for key, value in known.items() if key.isdecimal()}
+
+
 def summary(found: dict[str, list[float]]) -> dict[str, Any]:
     figures = {name: Figure.of(values, "images/s") for name, values in found.items()}
-    own = figures["hotloop"].median
+    own = figures["hotloop"].median if "hotloop" in figures else 0.0
     return {
+        "epochs": found,
         "images_per_second": {name: asdict(figure) for name, figure in figures.items()},
         "ratios": {name: own / figure.median for name, figure in figures.items() if name != "hotloop"},
     }

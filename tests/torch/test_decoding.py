@@ -41,6 +41,9 @@ class PlainDecoder:
                 room.copy_(torch.from_numpy(decode_whole(content.tobytes(), "a file", 10**8) ^ self.error))
         return [not self.refused(content) for content in encoded]
 
+    def close(self) -> None:
+        self.calls = -1
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> ImageFiles:

@@ -25,7 +25,7 @@ def settled(batch: int, workers: float, decoder: float, step: float, rounds: int
 @pytest.mark.parametrize(
     ("workers", "decoder", "step"),
     [(6600, 12000, 0.030), (3100, 12000, 0.030), (1300, 12000, 0.030), (1300, 5000, 0.030), (6600, 2000, 0.030),
-     (800, 12000, 0.001), (20000, 12000, 0.001), (100, 12000, 0.030)],
+     (800, 12000, 0.001), (20000, 12000, 0.001), (300, 12000, 0.030)],
 )  # fmt: skip
 def test_it_settles_near_the_best(workers: float, decoder: float, step: float) -> None:
     best = max(step, 256 / (workers + decoder))

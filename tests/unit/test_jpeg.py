@@ -32,8 +32,8 @@ def test_common_ones_have_their_size() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        jpeg(progressive=True), jpeg("L"), jpeg("CMYK"), jpeg(keep_rgb=True), jpeg()[:-40], jpeg()[:200], b"", b"\xff\xd8",
-        jpeg() + b"\0" * 100, b"\x89PNG" + jpeg(),
+        jpeg(progressive=True), jpeg("L"), jpeg("CMYK"), jpeg(keep_rgb=True), jpeg()[:-40], jpeg()[:200], b"",
+        b"\xff\xd8", jpeg() + b"\0" * 100, b"\x89PNG" + jpeg(),
     ],
 )  # fmt: skip
 def test_others_have_none(content: bytes) -> None:

@@ -49,6 +49,10 @@ class DaliDecoder:
             torch.cuda.current_stream(self._device).synchronize()
         return [True] * len(encoded)
 
+    def close(self) -> None:
+        """Give back what the pipeline holds."""
+        self._pipeline = None
+
     def _new_pipeline(self) -> Any:
         dali: Any = import_module("nvidia.dali")
         gpu = self._device.type == "cuda"

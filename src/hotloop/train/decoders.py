@@ -14,7 +14,7 @@ from hotloop.data.loader import LoaderSettings
 from hotloop.train.dali_decoder import DaliDecoder, dali_is_installed
 from hotloop.train.decoder_check import check_decoder, encoded_samples
 from hotloop.train.decoding import Decoding, DeviceDecoder
-from hotloop.train.hardware_decoder import HardwareDecoder, hardware_decoder_is_installed
+from hotloop.train.hardware_decoder import HardwareDecoder, nvjpeg_library
 from hotloop.train.resolve import Choice
 
 _KEY = "data.decode"
@@ -32,17 +32,20 @@ class _Kind:
 
     library: str
     install: str
-    is_installed: Callable[[], bool]
+    is_installed: Callable[[], object]
     open: Callable[[torch.device, int], DeviceDecoder]
 
 
+def _open_hardware(device: torch.device, most: int) -> DeviceDecoder:
+    library = nvjpeg_library()
+    assert library
+    return HardwareDecoder(device, library)
+
+
 _KINDS = {
-    "hardware": _Kind(
-        "nvImageCodec", "pip install 'hotloop[gpu-decode]'", hardware_decoder_is_installed,
-        lambda device, most: HardwareDecoder(device),
-    ),
+    "hardware": _Kind("nvJPEG", "pip install 'hotloop[gpu-decode]'", nvjpeg_library, _open_hardware),
     "dali": _Kind("DALI", "pip install 'hotloop[dali]'", dali_is_installed, DaliDecoder),
-}  # fmt: skip
+}
 
 
 def open_decoding(
@@ -76,7 +79,7 @@ def open_decoding(
     try:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         decoding = Decoding(partial(kind.open, device, settings.batch_size), dataset, settings, stream)
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
         return only_workers(f"{kind.library} cannot use the card's engines: {str(error).strip().splitlines()[0]}")
     checked = decoding.run(partial(check_decoder, samples=samples, device=device))
     if checked.fault:

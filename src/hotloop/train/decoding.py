@@ -32,6 +32,9 @@ class DeviceDecoder(Protocol):
             for each whether it could be decoded.
         """
 
+    def close(self) -> None:
+        """Give back what it holds."""
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -64,11 +67,13 @@ class Decoding:
         self._dataset = dataset
         self._settings = settings
         self._stream = stream
-        self._thread = ThreadPoolExecutor(1, "hotloop-decode")
+        # The current GPU is each thread's own.
+        choose = (torch.cuda.set_device, (stream.device,)) if stream else (None, ())
+        self._thread = ThreadPoolExecutor(1, "hotloop-decode", *choose)
         try:
             self._decoder = self._thread.submit(open_decoder).result()
         except BaseException:
-            self.close()
+            self._thread.shutdown()
             raise
 
     def start(
@@ -87,7 +92,8 @@ class Decoding:
         return self._thread.submit(self._finish, arrays, sent, slot, epoch, indices)
 
     def close(self) -> None:
-        """End the thread, once it has done what it was given."""
+        """End the thread, once it has done what it was given, and the decoder."""
+        self._thread.submit(self._decoder.close).result()
         self._thread.shutdown()
 
     def run(self, work: Callable[[DeviceDecoder], T]) -> T:

@@ -3,6 +3,7 @@
 import linecache
 import random
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def probe() -> Iterator[list[str]]:
     draws or decides stays as it was when it was captured.
     """
     found: list[str] = []
+    here = threading.current_thread()
     before = _host_random()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -33,7 +35,8 @@ def probe() -> Iterator[list[str]]:
 
         def show(message: Warning | str, *rest: Any, **more: Any) -> None:
             if "called a synchronizing CUDA operation" in str(message):
-                found.append(f"{where(sys._getframe(1))} waits for the GPU")
+                if not _is_another(here):
+                    found.append(f"{where(sys._getframe(1))} waits for the GPU")
             elif "ynchronization debug mode" not in str(message):
                 shown(message, *rest, **more)
 
@@ -45,6 +48,14 @@ def probe() -> Iterator[list[str]]:
             torch.cuda.set_sync_debug_mode(mode)
     drawn = [name for name, state in _host_random().items() if state != before[name]]
     found += [f"random numbers are drawn from {name} on the host: a graph would repeat them" for name in drawn]
+
+
+def _is_another(here: threading.Thread) -> bool:
+    """Whether a thread is at work that has nothing to do with the step in `here`: one of Python's, such as a loader's.
+    Backward runs in threads of torch's own, which Python knows by a stand-in.
+    """
+    now = threading.current_thread()
+    return now is not here and not isinstance(now, threading._DummyThread)
 
 
 def where(frame: FrameType | None) -> str:
