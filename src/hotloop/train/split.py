@@ -5,7 +5,7 @@ from statistics import median
 
 _BATCHES = 4
 """Over which is measured; as many again go by until a change is seen, as those are under way."""
-_EARLY, _LATE, _FULL = 0.01, 0.04, 0.98
+_EARLY, _LATE, _FULL = 0.002, 0.01, 0.98
 """Shares of the time: up to which the workers count as early, and from which on as late, as a step is on its way while
 they are waited for; and from which on the decoder counts as always at work."""
 _MORE = 1 / 32
