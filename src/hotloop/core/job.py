@@ -126,8 +126,8 @@ class DataSection(Section):
     """What to train on."""
 
     train: str = Field(
-        description="images: a folder of class folders, a .csv or .jsonl list of path and label, a .npz of images and "
-        "labels. tokens: a .npy or .bin of token numbers"
+        description="images: a folder of class folders, a .csv or .jsonl list of path and label, .tar shards, .parquet "
+        "files, a .npz of images and labels. tokens: a .npy or .bin of token numbers"
     )
     val: str | None = Field(None, description="the same for validation; without it nothing is validated")
     batch_size: PositiveInt = Field(64, description="samples a batch")

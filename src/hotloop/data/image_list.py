@@ -18,6 +18,8 @@ from hotloop.data.columns import Column, Texts
 from hotloop.data.decode import read_file
 from hotloop.data.index import indexed, state_of
 from hotloop.data.listing import Listing, Spans, label_column
+from hotloop.data.parquet import SUFFIX as PARQUET
+from hotloop.data.parquet_list import scan_parquet
 from hotloop.data.shards import scan_shards, shards_of
 from hotloop.data.stages import READING
 
@@ -63,13 +65,19 @@ class ImageList:
             return read_file(self.path(number))
 
     def size_bytes(self, number: int) -> int:
-        """Of an image as it is stored; 0 if it is not there."""
+        """Of an image as it is stored, in Parquet files about; 0 if it is not there."""
         if self.spans:
-            return int(self.spans.places.array[number, 2])
+            return self.spans.size_bytes(number, self.base)
         try:
             return os.stat(self.path(number)).st_size
         except OSError:
             return 0
+
+    def most_bytes(self) -> int:
+        """No image has more."""
+        if self.spans:
+            return self.spans.most_bytes(self.base)
+        return max((self.size_bytes(number) for number in range(len(self))), default=0)
 
     def fingerprint(self) -> str:
         """Hash over classes, labels, and names relative to the folder: moved data is the same data."""
@@ -77,7 +85,8 @@ class ImageList:
 
 
 def find_images(location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
-    """The images of a folder of class folders, of a .csv or .jsonl list with `path` and `label`, or of tar shards.
+    """The images of a folder of class folders, of a .csv or .jsonl list with `path` and `label`, of tar shards, or of
+    Parquet files.
 
     Paths in a list are relative to the list. The order is by name, so that it is the same on every file system; of
     shards it is their own.
@@ -92,7 +101,7 @@ def find_images(location: str, classes: Sequence[str] | None = None, key: str = 
     root = Path(location)
     scan: Callable[[Path], Listing]
     if shards := shards_of(location):
-        base, scan = Path(shards[0]), lambda _: scan_shards(*shards, SUFFIXES, root.is_dir())
+        base, scan = Path(shards[0]), partial(_scan_shards, *shards)
     elif root.is_dir():
         base, scan = root, _scan_folder
     elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
@@ -135,7 +144,7 @@ def _absent(root: Path, key: str) -> InputError:
     near = get_close_matches(root.name, beside, n=1)
     other = str(root.parent / near[0]) if near else "FOLDER"
     if root.exists():
-        cause = "a folder of class folders, a .csv or .jsonl list, or .tar shards are read"
+        cause = "a folder of class folders, a .csv or .jsonl list, .tar shards or .parquet files are read"
         return InputError(f"{root} is none of the kinds of data that are read here", cause, "name one of those")
     return InputError(
         f"no data at {root}",
@@ -159,6 +168,12 @@ def _too_few(root: Path, listing: Listing) -> InputError:
         cause = f"classes are the folders in it: {', '.join(found) or 'there are none'}"
         fix = "give each class a folder of its own, or name a list with a label column"
     return InputError(f"{root} has {count(len(found), 'class', 'classes')}; at least 2 are needed", cause, fix)
+
+
+def _scan_shards(base: str, names: list[str], root: Path) -> Listing:
+    if names[0].endswith(PARQUET):
+        return scan_parquet(base, names, root.is_dir())
+    return scan_shards(base, names, SUFFIXES, root.is_dir())
 
 
 def _scan_folder(root: Path) -> Listing:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.columns import Column, Texts
+from hotloop.data.parquet import SUFFIX, opened, read_row
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Spans:
     """Where the bytes of images lie in shards.
 
     Attributes:
-        places: number of the shard, offset and size in bytes, int64 (images, 3).
+        places: int64 (images, 3): number of the shard; of tar files offset and size in bytes, of Parquet files the row
+            group and the row in it.
         shards: the files' names.
     """
 
@@ -36,16 +38,45 @@ class Spans:
             DamagedSample: the shard cannot be opened, or ends before.
         """
         shard, offset, size = (int(value) for value in self.places.array[number])
+        path = os.path.join(base, self.shards[shard])
+        if self.are_parquet:
+            return _some(read_row(path, offset, size, name), name)
         try:
-            with open(os.path.join(base, self.shards[shard]), "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:
                 file.seek(offset)
                 content = _whole(file, size)
         except OSError as error:
             raise DamagedSample(name, error.strerror or str(error)) from None
-        if not content or len(content) < size:
-            reason = "the image is empty" if not size else "the shard ends before the image does"
-            raise DamagedSample(name, reason)
-        return content
+        if len(content) < size:
+            raise DamagedSample(name, "the shard ends before the image does")
+        return _some(content, name)
+
+    @property
+    def are_parquet(self) -> bool:
+        return self.shards[0].endswith(SUFFIX) if self.shards else False
+
+    def size_bytes(self, number: int, base: str) -> int:
+        """Of an image; in Parquet files the mean of its row group."""
+        shard, second, third = (int(value) for value in self.places.array[number])
+        if not self.are_parquet:
+            return third
+        file = opened(os.path.join(base, self.shards[shard]))
+        return file.group_bytes(second) // max(1, int(file.metadata.row_group(second).num_rows))
+
+    def most_bytes(self, base: str) -> int:
+        """No image has more."""
+        if not self.are_parquet:
+            return int(self.places.array[:, 2].max(initial=0))
+        groups = np.unique(self.places.array[:, :2], axis=0).tolist()
+        return max(
+            (opened(os.path.join(base, self.shards[shard])).group_bytes(group) for shard, group in groups), default=0
+        )
+
+
+def _some(content: bytes, name: str) -> bytes:
+    if not content:
+        raise DamagedSample(name, "the image is empty")
+    return content
 
 
 def label_column(labels: Sequence[str], classes: Sequence[str]) -> Column:

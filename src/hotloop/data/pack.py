@@ -122,7 +122,7 @@ def pack_images(
     """
     check_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    largest = max(256, *(images.size_bytes(number) for number in range(len(images))))
+    largest = max(256, images.most_bytes())
     data = _Encoded(images, settings, {"content": largest})
     batch = min(len(images), max(1, min(64, _BATCH_BYTES // largest)))
     packed = Packed()

@@ -19,16 +19,17 @@ from hotloop.data.columns import Column, Texts
 from hotloop.data.index import state_of
 from hotloop.data.listing import Listing, Spans, label_column
 
+_KINDS = (".tar", ".parquet")
 _MOST_SHARDS = 100_000
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def shards_of(location: str) -> tuple[str, list[str]] | None:
-    """The folder and the names of the shards that a location means: a .tar file, `train-{000..031}.tar`, or a folder
-    that holds .tar files and no folders. None if it means no shards.
+    """The folder and the names of the shards that a location means: a .tar or .parquet file, `train-{000..031}.tar`, or
+    a folder that holds files of one of these kinds and no folders. None if it means no shards.
 
     Raises:
-        InputError: they are compressed, or one of a range is not there.
+        InputError: they are compressed or of both kinds, or one of a range is not there.
     """
     path = Path(location)
     if location.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")):
@@ -36,9 +37,14 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
         raise InputError(f"{location} is compressed", cause, "unpack it to a .tar: JPEG gains nothing by it")
     if path.is_dir():
         entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
-        names = sorted(entry.name for entry in entries if entry.name.endswith(".tar") and entry.is_file())
-        return (location, names) if names and not any(entry.is_dir() for entry in entries) else None
-    if path.suffix != ".tar":
+        names = sorted(entry.name for entry in entries if entry.name.endswith(_KINDS) and entry.is_file())
+        if not names or any(entry.is_dir() for entry in entries):
+            return None
+        if len({Path(name).suffix for name in names}) > 1:
+            cause = "they may hold the same images"
+            raise InputError(f"{location} holds .tar and .parquet files", cause, "keep those to train on in one folder")
+        return location, names
+    if path.suffix not in _KINDS:
         return None
     names = list(_expanded(path.name))
     missing = [name for name in names if not (path.parent / name).is_file()]
