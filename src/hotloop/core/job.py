@@ -143,6 +143,10 @@ class DataSection(Section):
         description="who decodes JPEGs: the processors alone; the card's engines too, as many as they have time for; "
         "DALI in their place; auto: hardware, if it passes a check at the start",
     )
+    cache_gib: NonNegativeFloat = Field(
+        20.0,
+        description="GiB of object storage (s3://...) that each of train and val may keep on the local disk; 0: none",
+    )
     on_corrupt: Literal["replace", "raise"] = Field(
         "replace", description="a file that cannot be read is replaced by another, counted and named; or stops the run"
     )

@@ -5,14 +5,14 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import DamagedSample, InputError
 from hotloop.core.units import count
 from hotloop.data.columns import Column, Texts
 from hotloop.data.decode import read_file
@@ -20,7 +20,9 @@ from hotloop.data.index import indexed, state_of
 from hotloop.data.listing import Listing, Spans, label_column
 from hotloop.data.parquet import SUFFIX as PARQUET
 from hotloop.data.parquet_list import scan_parquet
-from hotloop.data.shards import scan_shards, shards_of
+from hotloop.data.remote import Remote, is_remote
+from hotloop.data.remote_list import find_remote
+from hotloop.data.shards import scan_shards, shards_of, states_of
 from hotloop.data.stages import READING
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
@@ -35,6 +37,8 @@ class ImageList:
         labels: counting into `classes`.
         origin: the folder, list or shards that they were found in.
         spans: where they lie in shards; None if each is a file.
+        remote: where they are fetched from, if `base` is in object storage.
+        sizes: bytes of each object there, int64.
     """
 
     names: Texts
@@ -43,6 +47,8 @@ class ImageList:
     base: str
     origin: str
     spans: Spans | None = None
+    remote: Remote | None = None
+    sizes: Column | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -60,12 +66,25 @@ class ImageList:
             DamagedSample: they cannot be read, or there are none.
         """
         with READING.added():
+            if self.remote:
+                return self._fetched(self.remote, number)
             if self.spans:
                 return self.spans.read(number, self.base, self.path(number))
             return read_file(self.path(number))
 
+    def _fetched(self, remote: Remote, number: int) -> bytes:
+        try:
+            content = remote.read(*self.spans.place(number)) if self.spans else remote.read(self.names[number])
+        except FileNotFoundError:
+            raise DamagedSample(self.path(number), "there is no such object") from None
+        if not content:
+            raise DamagedSample(self.path(number), "the object is empty")
+        return content
+
     def size_bytes(self, number: int) -> int:
         """Of an image as it is stored, in Parquet files about; 0 if it is not there."""
+        if self.sizes:
+            return int(self.sizes.array[number])
         if self.spans:
             return self.spans.size_bytes(number, self.base)
         try:
@@ -84,9 +103,11 @@ class ImageList:
         return Listing(self.names, self.labels, self.classes, {}, self.spans).digest()
 
 
-def find_images(location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
+def find_images(
+    location: str, classes: Sequence[str] | None = None, key: str = "data.train", cache_bytes: float = 0.0
+) -> ImageList:
     """The images of a folder of class folders, of a .csv or .jsonl list with `path` and `label`, of tar shards, or of
-    Parquet files.
+    Parquet files; of class folders and tar shards in object storage too (`s3://bucket/folder`).
 
     Paths in a list are relative to the list. The order is by name, so that it is the same on every file system; of
     shards it is their own.
@@ -94,26 +115,39 @@ def find_images(location: str, classes: Sequence[str] | None = None, key: str = 
     Args:
         classes: the classes that are allowed, in order; without it, those that are found, by name.
         key: what the job calls it, for errors; empty if there is no job.
+        cache_bytes: of object storage, that may be kept on the local disk.
 
     Raises:
         InputError: there is no such folder, a class is empty or unknown, or there are fewer than two classes.
     """
     root = Path(location)
-    scan: Callable[[Path], Listing]
-    if shards := shards_of(location):
-        base, scan = Path(shards[0]), partial(_scan_shards, *shards)
-    elif root.is_dir():
-        base, scan = root, _scan_folder
-    elif root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
-        base, scan = root.parent, _scan_list
+    if is_remote(location):
+        listing, remote, sizes = find_remote(location, SUFFIXES, cache_bytes)
+        found = ImageList(
+            listing.names, listing.labels, listing.classes, remote.url, location, listing.spans, remote, sizes
+        )
     else:
-        raise _absent(root, key)
-    listing = indexed(root, partial(scan, root))
+        base, scan = _how_to_scan(location, key)
+        listing = indexed(root, partial(scan, root))
+        found = ImageList(listing.names, listing.labels, listing.classes, str(base), location, listing.spans)
     if not len(listing.names) or (classes is None and len(listing.classes) < 2):
-        raise _too_few(root, listing)
+        raise _too_few(location, listing)
     names = listing.classes if classes is None else tuple(classes)
-    labels = listing.labels if names == listing.classes else _renumbered(listing, names, location)
-    return ImageList(listing.names, labels, names, str(base), location, listing.spans)
+    if names == listing.classes:
+        return found
+    return replace(found, classes=names, labels=_renumbered(listing, names, location))
+
+
+def _how_to_scan(location: str, key: str) -> tuple[Path, Callable[[Path], Listing]]:
+    """What names are relative to, and how they are found."""
+    root = Path(location)
+    if shards := shards_of(location):
+        return Path(shards[0]), partial(_scan_shards, *shards)
+    if root.is_dir():
+        return root, _scan_folder
+    if root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
+        return root.parent, _scan_list
+    raise _absent(root, key)
 
 
 def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Column:
@@ -153,11 +187,14 @@ def _absent(root: Path, key: str) -> InputError:
     )
 
 
-def _too_few(root: Path, listing: Listing) -> InputError:
-    found = listing.classes
+def _too_few(location: str, listing: Listing) -> InputError:
+    root, found = Path(location), listing.classes
     if listing.spans:
         cause = f"the classes in the shards are {', '.join(found)}" if found else "the shards hold no image"
         fix = "name shards with images of at least two classes"
+    elif is_remote(location):
+        cause = f"classes are the folders in it: {', '.join(found) or 'there are none'}"
+        fix = f"put images of each class below one name: {location.rstrip('/')}/CLASS/IMAGE, or name .tar shards"
     elif root.is_file():
         cause = f"its labels are {', '.join(found)}" if found else "it lists no file"
         fix = "add lines of path and label"
@@ -167,13 +204,14 @@ def _too_few(root: Path, listing: Listing) -> InputError:
     else:
         cause = f"classes are the folders in it: {', '.join(found) or 'there are none'}"
         fix = "give each class a folder of its own, or name a list with a label column"
-    return InputError(f"{root} has {count(len(found), 'class', 'classes')}; at least 2 are needed", cause, fix)
+    return InputError(f"{location} has {count(len(found), 'class', 'classes')}; at least 2 are needed", cause, fix)
 
 
 def _scan_shards(base: str, names: list[str], root: Path) -> Listing:
+    watched = states_of(base, names, root.is_dir())
     if names[0].endswith(PARQUET):
-        return scan_parquet(base, names, root.is_dir())
-    return scan_shards(base, names, SUFFIXES, root.is_dir())
+        return scan_parquet(base, names, watched)
+    return scan_shards(base, names, SUFFIXES, lambda name: open(os.path.join(base, name), "rb"), watched)
 
 
 def _scan_folder(root: Path) -> Listing:

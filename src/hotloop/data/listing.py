@@ -51,6 +51,11 @@ class Spans:
             raise DamagedSample(name, "the shard ends before the image does")
         return _some(content, name)
 
+    def place(self, number: int) -> tuple[str, int, int]:
+        """An image's shard, offset and bytes in it; of tar files."""
+        shard, offset, size = (int(value) for value in self.places.array[number])
+        return self.shards[shard], offset, size
+
     @property
     def are_parquet(self) -> bool:
         return self.shards[0].endswith(SUFFIX) if self.shards else False

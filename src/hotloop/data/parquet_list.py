@@ -1,30 +1,28 @@
 """The images that Parquet files hold."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hotloop.core.errors import InputError
 from hotloop.data.columns import Column, Texts
-from hotloop.data.index import state_of
 from hotloop.data.listing import Listing, Spans, label_column
 from hotloop.data.parquet import opened
 
 
-def scan_parquet(base: str, names: Sequence[str], watch_base: bool) -> Listing:
+def scan_parquet(base: str, names: Sequence[str], watched: Mapping[str, str]) -> Listing:
     """What Parquet files hold, in their order. About 1 µs a row.
 
     Classes whose names the file tells (Hugging Face's ClassLabel) keep their numbers.
 
     Args:
-        watch_base: whether other files in the folder would belong to them.
+        watched: what the listing depends on.
 
     Raises:
         InputError: pyarrow is not installed, a file cannot be read, its columns are not clear, a label is missing, or
             row groups are too large to read one for an image.
     """
-    watched = {os.path.abspath(base): state_of(base)} if watch_base else {}
     images: list[str] = []
     labels: list[str] = []
     places: list[np.ndarray] = []
@@ -32,7 +30,6 @@ def scan_parquet(base: str, names: Sequence[str], watch_base: bool) -> Listing:
     are_numbers = True
     for number, name in enumerate(names):
         path = os.path.join(base, name)
-        watched[os.path.abspath(path)] = state_of(path)
         file = opened(path)
         if number and file.classes != named:
             raise InputError(

@@ -8,9 +8,9 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from hotloop.data.listing import Listing, Spans, label_column
 
 _KINDS = (".tar", ".parquet")
 _MOST_SHARDS = 100_000
+_Member = tuple[str, tuple[str, str], int, int]
+"""An image: its name, its class and who told it, offset and size."""
+
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -46,7 +49,7 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
         return location, names
     if path.suffix not in _KINDS:
         return None
-    names = list(_expanded(path.name))
+    names = list(expanded(path.name))
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         what = f"no shard {path.parent / missing[0]}"
@@ -54,8 +57,12 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
     return str(path.parent), names
 
 
-def _expanded(name: str) -> Iterator[str]:
-    """`a-{08..10}.tar` as a-08.tar, a-09.tar, a-10.tar."""
+def expanded(name: str) -> Iterator[str]:
+    """`a-{08..10}.tar` as a-08.tar, a-09.tar, a-10.tar.
+
+    Raises:
+        InputError: the range is no range.
+    """
     found = _RANGE.search(name)
     if not found:
         yield name
@@ -64,30 +71,34 @@ def _expanded(name: str) -> Iterator[str]:
     if not 0 <= last - first < _MOST_SHARDS:
         raise InputError(f"{name} is a range of {last - first + 1:,} shards", "1 to 100,000 can be", "name those there")
     for number in range(first, last + 1):
-        yield from _expanded(f"{name[: found.start()]}{number:0{len(found[1])}d}{name[found.end() :]}")
+        yield from expanded(f"{name[: found.start()]}{number:0{len(found[1])}d}{name[found.end() :]}")
 
 
-def scan_shards(base: str, names: list[str], suffixes: frozenset[str], watch_base: bool) -> Listing:
+def scan_shards(
+    base: str, names: Sequence[str], suffixes: frozenset[str], open_shard: Callable[[str], BinaryIO],
+    watched: Mapping[str, str],
+    map_names: Callable[[Callable[[str], list[_Member]], Sequence[str]], Iterable[list[_Member]]] = map,
+) -> Listing:  # fmt: skip
     """What shards hold, in their order. About 30 µs a file in them.
 
     Classes that are numbers in .cls files are in the order of their value, names in that of folders.
 
     Args:
-        watch_base: whether other shards in the folder would belong to them.
+        base: what names are relative to, for errors.
+        open_shard: called with a name.
+        watched: what the listing depends on.
+        map_names: looks through several at once.
 
     Raises:
         InputError: a shard is no tar file or ends early, or an image has no class.
     """
-    watched = {os.path.abspath(base): state_of(base)} if watch_base else {}
     images: list[str] = []
     labels: list[str] = []
     told_by: set[str] = set()
     places: list[tuple[int, int, int]] = []
-    for number, name in enumerate(names):
-        path = os.path.join(base, name)
-        watched[os.path.abspath(path)] = state_of(path)
-        for image, (label, suffix), offset, size in _images(path, suffixes):
-            images.append(f"{name}/{image}")
+    for number, found in enumerate(map_names(lambda name: _images(base, name, suffixes, open_shard), names)):
+        for image, (label, suffix), offset, size in found:
+            images.append(f"{names[number]}/{image}")
             labels.append(label)
             told_by.add(suffix)
             places.append((number, offset, size))
@@ -97,12 +108,19 @@ def scan_shards(base: str, names: list[str], suffixes: frozenset[str], watch_bas
     return Listing(Texts.of(images), label_column(labels, classes), tuple(classes), watched, spans)
 
 
-def _images(path: str, suffixes: frozenset[str]) -> Iterator[tuple[str, tuple[str, str], int, int]]:
-    """Name, class and who told it, offset and size of each image."""
+def states_of(base: str, names: Sequence[str], watch_base: bool) -> dict[str, str]:
+    """The state of shards on a disk, and of the folder where others in it would belong to them."""
+    paths = [*([base] if watch_base else []), *(os.path.join(base, name) for name in names)]
+    return {os.path.abspath(path): state_of(path) for path in paths}
+
+
+def _images(base: str, name: str, suffixes: frozenset[str], open_shard: Callable[[str], BinaryIO]) -> list[_Member]:
+    """The images of a shard."""
+    path = os.path.join(base, name)
     members: dict[str, dict[str, tarfile.TarInfo]] = {}
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in _members(tar, path):
+        with open_shard(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in _members(tar, path, file):
                 folder, _, last = member.name.rpartition("/")
                 stem, _, suffix = last.partition(".")
                 parts = members.setdefault(f"{folder}/{stem}", {})
@@ -111,10 +129,12 @@ def _images(path: str, suffixes: frozenset[str]) -> Iterator[tuple[str, tuple[st
                         f"{path} holds {member.name} twice", "one would take the other's place", "write it again"
                     )
                 parts[suffix.lower()] = member
-            for parts in members.values():
-                for suffix, member in parts.items():
-                    if f".{suffix}" in suffixes:
-                        yield member.name, _label(tar, path, member, parts), member.offset_data, member.size
+            return [
+                (member.name, _label(tar, path, member, parts), member.offset_data, member.size)
+                for parts in members.values()
+                for suffix, member in parts.items()
+                if f".{suffix}" in suffixes
+            ]
     except (tarfile.TarError, EOFError, OSError) as error:
         raise _unreadable(path, str(error) or "it ends early") from None
 
@@ -123,7 +143,7 @@ def _unreadable(path: str, cause: str) -> InputError:
     return InputError(f"{path} cannot be read", cause, "fetch or write it again, or see who may read it: ls -l")
 
 
-def _members(tar: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInfo]:
+def _members(tar: tarfile.TarFile, path: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """The files in a shard, up to its end; Python's own iteration takes a damaged header for the end."""
     for member in tar:
         if member.size < 0:  # its iteration would not end
@@ -133,10 +153,9 @@ def _members(tar: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInfo]:
             raise InputError(what, "its bytes lie elsewhere", "write the shard without: tar --hard-dereference -h")
         if member.isfile():
             yield member
-    with open(path, "rb") as file:
-        file.seek(tar.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise _unreadable(path, f"at byte {tar.offset:,} is neither a file's header nor the end")
+    file.seek(tar.offset)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise _unreadable(path, f"at byte {tar.offset:,} is neither a file's header nor the end")
 
 
 def _label(

@@ -56,7 +56,10 @@ class ImageClassification(Task):
     @cached_property
     def train_images(self) -> ImageList | ImageArrays:
         location = self.job.data.train
-        return load_images(location) if is_image_array(location) else find_images(location)
+        return load_images(location) if is_image_array(location) else self._find(location)
+
+    def _find(self, location: str, classes: Sequence[str] | None = None, key: str = "data.train") -> ImageList:
+        return find_images(location, classes, key, self.job.data.cache_gib * 2**30)
 
     def data(self, split: Split) -> Dataset | None:
         if split == "train":
@@ -66,7 +69,7 @@ class ImageClassification(Task):
         elif is_image_array(self.job.data.val):
             images = load_images(self.job.data.val, self.train_images.classes)
         else:
-            images = find_images(self.job.data.val, self.train_images.classes, "data.val")
+            images = self._find(self.job.data.val, self.train_images.classes, "data.val")
         if isinstance(images, ImageArrays):
             return images.dataset
         settings, augment = self.settings, self.settings.augment

@@ -1,0 +1,120 @@
+"""A real S3 server on this machine: SeaweedFS, with everything in one temporary folder."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+KEY, SECRET = "testkey", "testsecret123"
+PORTS = (
+    "s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
+    "filer.port.grpc", "admin.port", "admin.port.grpc",
+)  # fmt: skip
+
+
+def program() -> str | None:
+    """Where it is installed; None if it is not."""
+    return shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@contextmanager
+def object_store(folder: Path) -> Iterator[tuple[dict[str, str], "subprocess.Popen[bytes]"]]:
+    """The environment that clients need, and the server's process."""
+    found = program()
+    assert found
+    identity = {"name": "admin", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+                "actions": ["Admin", "Read", "Write", "List", "Tagging"]}  # fmt: skip
+    (folder / "data").mkdir(parents=True)
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    command = [
+        found, "-logtostderr=true", "mini", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false",
+        "-volume.preStopSeconds=0", f"-s3.config={folder}/s3.json", f"-s3.localSocket={folder}/s3.sock",
+        f"-filer.localSocket={folder}/filer.sock", *(f"-{name}={port}" for name, port in ports.items()),
+    ]  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
+    url = f"http://127.0.0.1:{ports['s3.port']}"
+    try:
+        wait_for(f"{url}/healthz", process, folder / "log")
+        yield {
+            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true",
+        }, process  # fmt: skip
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for port in ports.values():
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
+
+
+def wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the object store did not start: {log.read_text()[-2000:]}")
+
+
+def bucket(name: str) -> Any:
+    """A new bucket of the server that the environment names."""
+    from obstore.store import S3Store
+
+    make_bucket(name)
+    return S3Store(name, client_options={"allow_http": True})
+
+
+def make_bucket(name: str) -> None:
+    """By a signed request, as obstore has none for it."""
+    import datetime
+    import hashlib
+    import hmac
+
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    now = datetime.datetime.now(datetime.UTC)
+    stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    empty = hashlib.sha256(b"").hexdigest()
+    headers = {"host": endpoint.split("//")[1], "x-amz-content-sha256": empty, "x-amz-date": stamp}
+    signed = ";".join(headers)
+    listed = "".join(f"{key}:{value}\n" for key, value in headers.items())
+    canonical = f"PUT\n/{name}\n\n{listed}\n{signed}\n{empty}"
+    scope = f"{day}/us-east-1/s3/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = f"AWS4{SECRET}".encode()
+    for part in (day, "us-east-1", "s3", "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    how = f"AWS4-HMAC-SHA256 Credential={KEY}/{scope}, SignedHeaders={signed}, Signature={signature}"
+    request = urllib.request.Request(f"{endpoint}/{name}", method="PUT", headers={**headers, "Authorization": how})
+    urllib.request.urlopen(request, timeout=10).close()
