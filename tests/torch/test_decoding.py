@@ -20,7 +20,7 @@ from hotloop.data.images import BOXES, PIXELS, ImageFiles, RandomCrop
 from hotloop.data.loader import Batch, Loaders, LoaderSettings
 from hotloop.kernels.resample import resample_plain
 from hotloop.train.dali_decoder import DaliDecoder, dali_is_installed
-from hotloop.train.decoder_check import check_decoder, encoded_samples
+from hotloop.train.decoder_check import SAMPLES, check_decoder, encoded_samples
 from hotloop.train.decoding import Decoded, Decoding, encoded_places, other_rows
 from hotloop.train.device_slots import DeviceSlot
 
@@ -79,7 +79,7 @@ def finished(decoding: Decoding, batch: Batch) -> tuple[dict[str, Tensor], Decod
     for place in encoded_places(batch.arrays):
         sent[PIXELS][place] = 77
     slot = cast(DeviceSlot, SimpleNamespace(wait_unused=lambda: None, wait_sent=lambda: None))
-    return sent, decoding.start(batch.arrays, sent, slot, batch.epoch, np.asarray(batch.indices)).result()
+    return sent, decoding.start(batch.arrays, sent, slot, batch.epoch, np.asarray(batch.indices), batch.asked).result()
 
 
 def images(tensors: dict[str, Tensor]) -> Tensor:
@@ -121,10 +121,7 @@ def test_one_that_is_refused_is_read_as_a_worker_reads_it(files: ImageFiles) -> 
 
 def test_a_damaged_one_is_replaced_by_the_same_one_as_by_a_worker(files: ImageFiles) -> None:
     broken = Path(files.images.path(5))
-    content = bytearray(broken.read_bytes())
-    content[len(content) // 2 : len(content) - 2] = b"\xff\xd0" * ((len(content) - 2 - len(content) // 2) // 2)
-    broken.write_bytes(content)
-    refused = len(broken.read_bytes())
+    refused = len(damaged_in_the_middle(broken))
     with (
         batches(files, 0) as plain, batches(files, 8) as left,
         decoding(files, PlainDecoder(lambda given: len(given) == refused)) as decoder,
@@ -187,14 +184,52 @@ def test_a_decoder_whose_pixels_change_is_found_out(files: ImageFiles) -> None:
     assert "other pixels each time" in check_decoder(Drifting(), encoded_samples(files, 0), CPU).fault
 
 
+def damaged_in_the_middle(file: Path) -> bytes:
+    """What a decoder in hardware takes for sound, and libjpeg-turbo does not."""
+    content = bytearray(file.read_bytes())
+    half = len(content) // 2
+    content[half:-2] = b"\xff\xd0" * ((len(content) - 2 - half) // 2) + content[half:-2][: (len(content) - half) % 2]
+    file.write_bytes(content)
+    return bytes(content)
+
+
+def test_a_damaged_file_among_the_first_is_left_for_its_turn(files: ImageFiles) -> None:
+    damaged_in_the_middle(Path(files.images.path(5)))
+    samples = encoded_samples(files, 0)
+    assert len(samples) == 20
+    assert not check_decoder(PlainDecoder(), samples, CPU).fault
+
+
+def test_a_few_that_are_refused_are_no_fault(files: ImageFiles) -> None:
+    samples = encoded_samples(files, 0)
+    known = samples[4].content.tobytes()
+    assert not check_decoder(PlainDecoder(lambda content: content.tobytes() == known), samples, CPU).fault
+
+
+def test_a_replacement_that_is_refused_is_read_as_a_worker_reads_it(files: ImageFiles) -> None:
+    """The worker's second attempt has other random numbers than the replacement's own first."""
+    for number in range(0, 20, 2):
+        Path(files.images.path(number)).write_bytes(b"")
+    with (
+        batches(files, 0) as plain,
+        batches(files, 8) as left,
+        decoding(files, PlainDecoder(lambda _: True)) as decoder,
+    ):
+        for one, other in zip(plain, left, strict=True):
+            sent, decoded = finished(decoder, other)
+            wanted = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
+            assert tuple(decoded.indices) == one.indices
+            assert torch.allclose(images(sent), images(wanted), atol=1e-3)
+
+
 @pytest.mark.skipif(not dali_is_installed(), reason="DALI is not installed: pip install 'hotloop[dali]'")
 def test_dali_decodes_as_the_workers_do(files: ImageFiles) -> None:
     samples = encoded_samples(files, 0)
-    decoder = DaliDecoder(CPU, 64)
+    decoder = DaliDecoder(CPU, SAMPLES)
     checked = check_decoder(decoder, samples, CPU)
     assert not checked.fault
     assert checked.difference < 0.5
     broken = np.frombuffer(b"\xff\xd8 nothing", np.uint8)
     room = torch.zeros(4, 4, 3, dtype=torch.uint8)
-    assert decoder.decode([samples[0][0], broken], [room, room]) == [False, False]
+    assert decoder.decode([samples[0].content, broken], [room, room]) == [False, False]
     assert not check_decoder(decoder, samples, CPU).fault, "it goes on after a damaged image"

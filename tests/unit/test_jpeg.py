@@ -40,6 +40,15 @@ def test_others_have_none(content: bytes) -> None:
     assert simple_size(content) is None
 
 
+def test_a_second_frame_is_not_the_common_kind() -> None:
+    content = jpeg()
+    at = content.index(b"\xff\xc0")
+    length = 2 + int.from_bytes(content[at + 2 : at + 4])
+    frame = bytearray(content[at : at + length])
+    frame[5:9] = (8).to_bytes(2) + (8).to_bytes(2)
+    assert simple_size(content[:at] + bytes(frame) + content[at:]) is None
+
+
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_what_is_told_of_a_damaged_one_is_what_pillow_reads(data: st.DataObject) -> None:

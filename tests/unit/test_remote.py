@@ -199,7 +199,7 @@ def test_a_store_that_does_not_answer_any_more_ends_the_run(
     with Loaders([(files, LoaderSettings(6))], 0) as (loader,):
         server[1].send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(WorkerError, match="s3://.* cannot be read"):
+            with pytest.raises(WorkerError, match=r"s3://.* cannot be read"):
                 next(loader.batches())
         finally:
             server[1].send_signal(signal.SIGCONT)

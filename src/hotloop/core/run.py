@@ -52,7 +52,7 @@ class Result:
         data_speed_share: of the speed with data on the device, 0 to 1; 0 if too few steps were measured.
         data_slow: what holds it up if that is less than 0.97: reading, decoding, engines, copying or host.
         data_advice: that in words, and what would help.
-        decode: who decoded the images: cpu, or hardware beside it.
+        decode: who decoded the images: cpu; hardware or dali where they did as well.
         weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
         corrupt_files: each damaged file with its reason, in order of name.
         error: the three lines, if it failed.

@@ -24,9 +24,9 @@ def simple_size(content: bytes) -> tuple[int, int] | None:
         segment = content[position + 4 : position + 2 + length]
         if marker == _SCAN:
             return size if segment[:1] == b"\x03" else None
-        if marker == _BASELINE:
-            size = _size_of_frame(segment)
-        if marker in _OTHER_FRAMES or (marker == _BASELINE and not size) or _is_rgb(marker, segment):
+        if marker in _OTHER_FRAMES or _is_rgb(marker, segment) or (marker == _BASELINE and size):
+            return None
+        if marker == _BASELINE and not (size := _size_of_frame(segment)):
             return None
         position += 2 + length
     return None

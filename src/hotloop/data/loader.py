@@ -30,6 +30,7 @@ class Batch:
         epoch: which pass.
         number: which batch of the epoch, from 0.
         took: what it took the workers, and how long it was waited for.
+        asked: the samples that it would hold if none were damaged.
     """
 
     arrays: dict[str, np.ndarray]
@@ -37,6 +38,7 @@ class Batch:
     epoch: int
     number: int
     took: Stages = NOTHING
+    asked: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -163,7 +165,8 @@ class Loader:
                 keep = np.setdiff1d(np.arange(len(indices)), [place for place, _ in ticket.damages])
                 arrays = {name: view[keep] for name, view in arrays.items()}
                 indices = [indices[place] for place in keep]
-        return Batch(arrays, tuple(indices), epoch, number, ticket.took.plus(Stages(late=waited)))
+        took = ticket.took.plus(Stages(late=waited))
+        return Batch(arrays, tuple(indices), epoch, number, took, ticket.asked)
 
 
 class Loaders:

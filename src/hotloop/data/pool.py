@@ -35,6 +35,7 @@ class Ticket:
     Attributes:
         slot: where in the ring.
         indices: the samples in their places, replacements included.
+        asked: the same without replacements.
         waiting: chunks still to come.
         damages: damaged samples met, each with its place.
         took: what it took the workers.
@@ -43,6 +44,7 @@ class Ticket:
 
     slot: int
     indices: list[int]
+    asked: tuple[int, ...] = ()
     waiting: int = 0
     damages: list[tuple[int, Damage]] = field(default_factory=list)
     took: Stages = NOTHING
@@ -107,7 +109,7 @@ class WorkerPool:
         Raises:
             RuntimeError: the workers have been ended.
         """
-        ticket = Ticket(slot, list(indices))
+        ticket = Ticket(slot, list(indices), tuple(indices))
         with self._lock:
             self._check_open()
             for start, end in self._parts(len(indices), encoded):

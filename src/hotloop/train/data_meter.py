@@ -1,7 +1,7 @@
 """Which share of the speed with data on the device a training reaches, and what holds it up."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from hotloop.core.job import ImagesTask, Job
 from hotloop.core.units import count
 from hotloop.data.stages import Stages
+from hotloop.train.hardware_decoder import nvjpeg_library
 from hotloop.train.progress import Span
 
 _EVERY = 16
@@ -112,15 +113,16 @@ class DataMeter:
         """
         settled = self._steps >= _SETTLED_STEPS
         self._steps += steps
+        since, self._before = stages.minus(self._before), stages
         if settled:
             self._span = self._span.plus(span)
-            self._stages = self._stages.plus(stages.minus(self._before))
-        self._before = stages
-        each = self.timer.seconds_per_sample
-        if self._device.type != "cuda" or not each or not stages.working:
+            self._stages = self._stages.plus(since)
+        if self._device.type != "cuda" or not stages.working:
             return span
-        idle = min(span.seconds, max(0.0, span.seconds - span.samples * each))
-        return Span(span.samples, span.seconds, idle, span.loss_sum, span.steps)
+        each = self.timer.seconds_per_sample
+        # Before, compilation counts as waiting for nothing; and the host waits for the device as well as for data.
+        idle = span.seconds - span.samples * each if settled and each else since.late
+        return replace(span, wait_seconds=min(span.seconds, max(0.0, idle)))
 
     def speed(self, job: Job) -> DataSpeed:
         """How well it was fed."""
@@ -145,16 +147,21 @@ def _slowest(stages: Stages, seconds: float) -> str:
 def _advice(slow: str, stages: Stages, job: Job) -> str:
     pack = "hotloop data pack"
     if slow == "host":
-        return "the training process itself holds it up: what it does between steps, RandAugment for example"
+        return (
+            "the training process itself holds it up: what is done with batches before a step (RandAugment, MixUp, ...)"
+        )
     if slow == "copying":
         return "copies to the device hold it up: smaller samples would help"
     if slow == "engines":
         return f"the card's JPEG engines hold it up: smaller images would help ({pack} --side)"
-    share = f"{100 * stages.reading / stages.working:.0f} % of their time" if stages.working else "none of their time"
-    workers = count(int(job.data.workers), "worker")
+    number = int(job.data.workers)
+    workers = count(number, "worker") if number else "the training process, which has no workers,"
+    share = f"{100 * stages.reading / stages.working:.0f} % of the time" if stages.working else "none of the time"
     if slow == "reading":
         return f"{workers} read files for {share}: a faster disk would help, or large files read in order ({pack})"
-    more = "more processors would help, or smaller images"
-    engines = job.device == "cuda" and job.data.decode != "hardware" and isinstance(job.task, ImagesTask)
+    more = "more processors would help" if number else "workers would help (data.workers)"
+    if not isinstance(job.task, ImagesTask):
+        return f"{workers} cannot prepare samples as fast: {more}"
+    engines = job.device == "cuda" and job.data.decode == "cpu" and nvjpeg_library() is None
     extra = ", or the card's engines (pip install 'hotloop[gpu-decode]')" if engines else ""
-    return f"{workers} cannot decode as fast (they read for {share}): {more} ({pack} --side){extra}"
+    return f"{workers} cannot decode as fast (reading is {share}): {more}, or smaller images ({pack} --side){extra}"

@@ -15,15 +15,31 @@ from hotloop.data.images import BOXES, PIXELS
 from hotloop.data.random import sample_generator
 from hotloop.train.decoding import DeviceDecoder, pixel_room
 
-_SAMPLES, _ROUNDS = 64, 8
+SAMPLES = 64
+"""That are decoded at once."""
+_ROUNDS = 8
+_MOST_REFUSED = 1 / 8
+"""Of the images, as the engines may not take each kind of a JPEG."""
 _LARGEST_DIFFERENCE = 2.0
 """Levels of 255, mean over an image: decoders round, and interpolate colours, in their own ways. A wrong image is 30 or
 more away."""
-_LOAD_SIDE = 4096
-"""Of the matrices that keep the device busy meanwhile."""
+_LOAD_SIDE, _LOAD_PRODUCTS = 4096, 64
+"""Matrices whose products keep the device busy meanwhile: 0.2 ms each on an H200, which decodes 64 images in 6 ms."""
 
-Encoded = tuple[np.ndarray, np.ndarray]
-"""A file's content, uint8 (bytes,), and its row of boxes."""
+
+@dataclass(frozen=True)
+class Encoded:
+    """A file that a decoder of the device takes.
+
+    Attributes:
+        content: uint8 (bytes,).
+        pixels: what the CPU makes of it, uint8 (height, width, 3).
+        box: its row of boxes.
+    """
+
+    content: np.ndarray
+    pixels: np.ndarray
+    box: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -42,15 +58,17 @@ class Checked:
 
 
 def encoded_samples(dataset: Dataset, seed: int) -> list[Encoded]:
-    """Those of a data set's first samples that a decoder of the device takes."""
+    """Those of a data set's first samples that a decoder of the device takes; damaged ones are left for their turn."""
     found = []
-    for index in range(min(_SAMPLES, len(dataset))):
+    for index in range(min(SAMPLES, len(dataset))):
         try:
             sample = dataset.encoded(index, sample_generator(seed, 0, index))
-        except DamagedSample:  # it is told when its turn comes
+            if BOXES in sample and sample[BOXES][ENCODED]:
+                content, box = np.array(sample[PIXELS]), sample[BOXES]
+                pixels = decode_whole(content.tobytes(), dataset.name(index), int(box[0] * box[1]))
+                found.append(Encoded(content, np.array(pixels), box))
+        except DamagedSample:
             continue
-        if BOXES in sample and sample[BOXES][ENCODED]:
-            found.append((np.array(sample[PIXELS]), sample[BOXES]))
     return found
 
 
@@ -59,35 +77,51 @@ def check_decoder(decoder: DeviceDecoder, samples: Sequence[Encoded], device: to
 
     As in a training the rooms are written by one stream and read by another.
     """
-    rows = torch.zeros(len(samples), max(3 * _pixels(box) for _, box in samples), dtype=torch.uint8, device=device)
-    load = torch.ones(_LOAD_SIDE, _LOAD_SIDE, device=device, dtype=torch.bfloat16)
-    rounds, seconds = [], []
+    rows = torch.zeros(len(samples), max(one.pixels.size for one in samples), dtype=torch.uint8, device=device)
+    rooms = [pixel_room(row, one.box) for row, one in zip(rows, samples, strict=True)]
+    rounds: list[list[Tensor]] = []
+    taken: list[bool] = []
+    seconds = []
+    load = _Load(device)
     for number in range(_ROUNDS):
         rows.fill_(number)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-        torch.mm(load, load)
+        load.start()
         started = time.perf_counter()
-        done = decoder.decode([content for content, _ in samples], _rooms(rows, samples))
+        done = decoder.decode([one.content for one in samples], rooms)
         seconds.append(time.perf_counter() - started)
-        if not all(done):
+        if done.count(False) > _MOST_REFUSED * len(done):
             return Checked(f"{done.count(False)} of {len(done)} images are not decoded")
-        rounds.append([room.clone() for room in _rooms(rows, samples)])
+        if rounds and done != taken:
+            return Checked("it does not decode the same images each time")
+        taken = done
+        rounds.append([room.clone() for room, there in zip(rooms, done, strict=True) if there])
     if any(not torch.equal(one, again) for later in rounds[1:] for one, again in zip(rounds[0], later, strict=True)):
         return Checked("the same images have other pixels each time")
-    away = max(_difference(found, content) for found, (content, _) in zip(rounds[0], samples, strict=True))
+    expected = [one.pixels for one, there in zip(samples, taken, strict=True) if there]
+    away = max(_difference(found, pixels) for found, pixels in zip(rounds[0], expected, strict=True))
     wrong = f"an image is {away:.1f} levels of 255 away from what the CPU makes of it"
     return Checked(wrong if away > _LARGEST_DIFFERENCE else "", len(samples) / sorted(seconds)[_ROUNDS // 2], away)
 
 
-def _rooms(rows: Tensor, samples: Sequence[Encoded]) -> list[Tensor]:
-    return [pixel_room(row, box) for row, (_, box) in zip(rows, samples, strict=True)]
+class _Load:
+    """Work for a GPU, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self._stream:
+            self._factor = torch.ones(_LOAD_SIDE, _LOAD_SIDE, device=device, dtype=torch.bfloat16)
+            self._product = torch.empty_like(self._factor)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def start(self) -> None:
+        """Queue it."""
+        if self._stream:
+            with torch.cuda.stream(self._stream):
+                for _ in range(_LOAD_PRODUCTS):
+                    torch.mm(self._factor, self._factor, out=self._product)
 
 
-def _difference(found: Tensor, content: np.ndarray) -> float:
-    expected = decode_whole(content.tobytes(), "a sample", found.numel())
-    return float((found.cpu().float() - torch.from_numpy(np.array(expected)).float()).abs().mean())
-
-
-def _pixels(box: np.ndarray) -> int:
-    return int(box[0]) * int(box[1])
+def _difference(found: Tensor, expected: np.ndarray) -> float:
+    return float((found.cpu().float() - torch.from_numpy(expected).float()).abs().mean())

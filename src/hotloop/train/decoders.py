@@ -1,6 +1,6 @@
 """Which decoder finishes a job's images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from hotloop.data.dataset import Dataset
 from hotloop.data.images import ImageFiles
 from hotloop.data.loader import LoaderSettings
 from hotloop.train.dali_decoder import DaliDecoder, dali_is_installed
-from hotloop.train.decoder_check import check_decoder, encoded_samples
+from hotloop.train.decoder_check import SAMPLES, Checked, Encoded, check_decoder, encoded_samples
 from hotloop.train.decoding import Decoding, DeviceDecoder
 from hotloop.train.hardware_decoder import HardwareDecoder, nvjpeg_library
 from hotloop.train.resolve import Choice
@@ -57,34 +57,53 @@ def open_decoding(
         InputError: a decoder is asked for that is not there.
     """
     asked, device = job.data.decode, torch.device(job.device)
-
-    def only_workers(why: str) -> tuple[None, Choice]:
+    why = _obstacle(job, dataset)
+    name = asked if asked in _KINDS else "hardware"
+    kind = _KINDS[name]
+    if not why and not kind.is_installed():
+        if asked == name:
+            raise InputError(f'data.decode = "{name}"', f"{kind.library} is not installed", kind.install)
+        return None, Choice(_KEY, "cpu", f"{kind.library} is not installed: {kind.install}")
+    samples = [] if why else encoded_samples(dataset, settings.seed)
+    if not why and not samples:
+        why = "none of the first files is a whole baseline JPEG in colour that is small enough"
+    if why:
         if asked in _KINDS:
             notify(f'data.decode = "{asked}" is not followed: {why}')
         return None, Choice(_KEY, "cpu", why)
+    decoding, checked = _checked(kind, samples, dataset, settings, device)
+    if decoding is None:
+        notify(f"the card's JPEG engines are not used: {checked.fault}")
+        return None, Choice(_KEY, "cpu", checked.fault)
+    found = f"{checked.images_per_second:,.0f} images/s, at most {checked.difference:.1f} levels from the CPU's"
+    return decoding, Choice(_KEY, name, found)
 
-    if asked == "cpu" or device.type != "cuda":
-        return only_workers("the engines are a GPU's")
+
+def _obstacle(job: Job, dataset: Dataset) -> str:
+    """Why no decoder of the device can serve this job, whichever there is."""
+    if job.data.decode == "cpu" or job.device != "cuda":
+        return "the engines are a GPU's"
     if not isinstance(dataset, ImageFiles):
-        return only_workers("no image files are read")
-    name = asked if asked in _KINDS else "hardware"
-    kind = _KINDS[name]
-    if not kind.is_installed():
-        if asked == name:
-            raise InputError(f'data.decode = "{name}"', f"{kind.library} is not installed", kind.install)
-        return only_workers(f"{kind.library} is not installed: {kind.install}")
-    samples = encoded_samples(dataset, settings.seed)
-    if not samples:
-        return only_workers("none of the first files is a JPEG that the engines take")
+        return "no image files are read"
+    return "workers resize the crops, as Triton is not installed" if dataset.resize else ""
+
+
+def _checked(
+    kind: _Kind, samples: Sequence[Encoded], dataset: Dataset, settings: LoaderSettings, device: torch.device
+) -> tuple[Decoding | None, Checked]:
+    """The decoder, if it can be trusted, and what its check found."""
     try:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        decoding = Decoding(partial(kind.open, device, settings.batch_size), dataset, settings, stream)
+        most = max(SAMPLES, settings.batch_size)
+        decoding = Decoding(partial(kind.open, device, most), dataset, settings, stream)
     except (ImportError, OSError, RuntimeError) as error:
-        return only_workers(f"{kind.library} cannot use the card's engines: {str(error).strip().splitlines()[0]}")
-    checked = decoding.run(partial(check_decoder, samples=samples, device=device))
+        return None, Checked(f"{kind.library} cannot use them: {str(error).strip().splitlines()[0]}")
+    try:
+        checked = decoding.run(partial(check_decoder, samples=samples, device=device))
+    except BaseException:
+        decoding.close()
+        raise
     if checked.fault:
         decoding.close()
-        notify(f"the card's JPEG engines are not used: {checked.fault}")
-        return only_workers(checked.fault)
-    why = f"{checked.images_per_second:,.0f} images/s, at most {checked.difference:.1f} levels from the CPU's"
-    return decoding, Choice(_KEY, name, why)
+        return None, checked
+    return decoding, checked

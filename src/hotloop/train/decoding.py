@@ -78,18 +78,20 @@ class Decoding:
 
     def start(
         self, arrays: Mapping[str, np.ndarray], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int,
-        indices: np.ndarray,
+        indices: np.ndarray, asked: Sequence[int],
     ) -> "Future[Decoded]":  # fmt: skip
         """Finish a batch; what it is in must stay as it is until then.
 
         Args:
             arrays: the batch on the host.
             sent: where it is on the device, all but the pixels of what is still encoded.
+            indices: the samples in it.
+            asked: those that were asked for, before any was replaced.
 
         Raises:
             DamagedSample: from the result: a sample is damaged, and nothing could or was to take its place.
         """
-        return self._thread.submit(self._finish, arrays, sent, slot, epoch, indices)
+        return self._thread.submit(self._finish, arrays, sent, slot, epoch, indices, asked)
 
     def close(self) -> None:
         """End the thread, once it has done what it was given, and the decoder."""
@@ -102,30 +104,31 @@ class Decoding:
 
     def _finish(
         self, arrays: Mapping[str, np.ndarray], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int,
-        indices: np.ndarray,
+        indices: np.ndarray, asked: Sequence[int],
     ) -> Decoded:  # fmt: skip
         places = encoded_places(arrays)
         slot.wait_unused()
         started = time.perf_counter()
         rooms = [pixel_room(sent[PIXELS][place], arrays[BOXES][place]) for place in places]
-        done = self._decoder.decode([file_of(arrays, place) for place in places], rooms)
+        with torch.cuda.stream(self._stream):
+            done = self._decoder.decode([file_of(arrays, place) for place in places], rooms)
         seconds = time.perf_counter() - started
         refused = [place for place, is_there in zip(places, done, strict=True) if not is_there]
-        return (
-            self._read_here(refused, sent, slot, epoch, indices, seconds) if refused else Decoded(indices, {}, seconds)
-        )
+        if not refused:
+            return Decoded(indices, {}, seconds)
+        return self._read_here({place: asked[place] for place in refused}, sent, slot, epoch, indices, seconds)
 
     def _read_here(
-        self, places: Sequence[int], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int, indices: np.ndarray,
+        self, asked: Mapping[int, int], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int, indices: np.ndarray,
         seconds: float,
     ) -> Decoded:  # fmt: skip
-        """Read samples as a worker would: what is damaged is replaced by the same one."""
+        """Read samples, by their place, as a worker would: what is damaged is replaced by the same one."""
         slot.wait_sent()
         indices, damages = indices.copy(), {}
         attempts = attempts_for(self._settings.on_damaged)
         with torch.cuda.stream(self._stream):
-            for place in places:
-                filled = read_sample(self._dataset, self._settings.seed, epoch, int(indices[place]), attempts)
+            for place, index in asked.items():
+                filled = read_sample(self._dataset, self._settings.seed, epoch, index, attempts)
                 _put(filled.sample, sent, place)
                 indices[place] = filled.index
                 damages.update({damage.name: damage.reason for damage in filled.damages})

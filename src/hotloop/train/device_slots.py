@@ -89,24 +89,27 @@ class Rooms:
         if known != kind:
             room = self._room(number, torch.empty_like(tensor, device="meta"))
             self._kept[number] = kind, room
-        for part in [slice(None)] if rows is None else rows:
+        if rows is None:
+            return room.copy_(tensor.detach(), non_blocking=True)
+        for part in rows:
             room[part].copy_(tensor.detach()[part], non_blocking=True)
         return room
 
     def _room(self, number: int, like: Tensor) -> Tensor:
         memory = self._memory.get(number)
-        if memory is None or memory.numel() < like.nbytes:
-            memory = self._memory[number] = torch.empty(like.nbytes, dtype=torch.uint8, **self._options)
-        room = memory[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
+        with torch.inference_mode(False):  # later passes may be of a training
+            if memory is None or memory.numel() < like.nbytes:
+                memory = self._memory[number] = torch.empty(like.nbytes, dtype=torch.uint8, **self._options)
+            room = memory[: like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         room.is_room = True  # type: ignore[attr-defined]
         return room
 
 
-Addresses = tuple[int, ...]
+Addresses = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def addresses(tensors: Sequence[Any]) -> Addresses:
-    """Where the tensors of a batch lie, if all lie in rooms; empty if not."""
+    """Where the tensors of a batch lie and how they are laid out, if all lie in rooms; empty if not."""
     if all(getattr(tensor, "is_room", False) for tensor in tensors):
-        return tuple(tensor.data_ptr() for tensor in tensors)
+        return tuple((tensor.data_ptr(), tensor.stride()) for tensor in tensors)
     return ()

@@ -204,12 +204,14 @@ class _Graph:
         self, leaves: Sequence[Any], spec: Hashable, work: Work, stream: torch.cuda.Stream, pool: Any, copies: bool
     ) -> None:
         self._copies = copies
-        self._inputs = [leaf.clone() if copies and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        inputs = [leaf.clone() if copies and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        # Rooms are not kept: the next ones may lie in the same place, and only a batch that lies there is replayed.
+        self._inputs = inputs if copies else []
         self._graph = torch.cuda.CUDAGraph()
         # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile.
         graph = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
         with _undone_on_failure(stream.device, pool), _no_collection(), graph:
-            self._output = work(_unflatten(self._inputs, spec))
+            self._output = work(_unflatten(inputs, spec))
 
     def replay(self, leaves: Sequence[Any]) -> Tensor:
         if self._copies:

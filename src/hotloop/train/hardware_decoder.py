@@ -66,11 +66,14 @@ class HardwareDecoder:
         """See `DeviceDecoder`."""
         done = []
         for number, (content, room) in enumerate(zip(encoded, rooms, strict=True)):
+            data, size = ctypes.c_void_p(content.ctypes.data), ctypes.c_size_t(content.nbytes)
+            if self._size(data, size) != tuple(room.shape[:2]):  # it would write beyond the room
+                done.append(False)
+                continue
             state, stream = self._lanes[number % _AT_ONCE]
             stream.synchronize()  # it decodes one image at a time
             image = _Image()
             image.channel[0], image.pitch[0] = room.data_ptr(), room.stride(0)
-            data, size = ctypes.c_void_p(content.ctypes.data), ctypes.c_size_t(content.nbytes)
             at = ctypes.c_void_p(stream.cuda_stream)
             status = self._nvjpeg.nvjpegDecode(self._handle, state, data, size, _RGB, ctypes.byref(image), at)
             done.append(status == 0)
@@ -78,12 +81,21 @@ class HardwareDecoder:
             stream.synchronize()
         return done
 
+    def _size(self, data: ctypes.c_void_p, size: ctypes.c_size_t) -> tuple[int, int] | None:
+        """Height and width that the library reads in a file."""
+        parts, sampling = ctypes.c_int(), ctypes.c_int()
+        widths, heights = (ctypes.c_int * 4)(), (ctypes.c_int * 4)()
+        status = self._nvjpeg.nvjpegGetImageInfo(
+            self._handle, data, size, ctypes.byref(parts), ctypes.byref(sampling), widths, heights
+        )
+        return None if status else (heights[0], widths[0])
+
     def close(self) -> None:
-        """Give back what the library holds."""
+        """Give back what the library holds. After an error of the GPU it may refuse; that error is told elsewhere."""
         for state, _ in self._lanes:
-            self._call("nvjpegJpegStateDestroy", state)
+            self._nvjpeg.nvjpegJpegStateDestroy(state)
         self._lanes.clear()
-        self._call("nvjpegDestroy", self._handle)
+        self._nvjpeg.nvjpegDestroy(self._handle)
 
     def _call(self, name: str, *arguments: Any) -> None:
         if status := getattr(self._nvjpeg, name)(*arguments):

@@ -1,6 +1,6 @@
 """The training loop, from top to bottom.
 
-A run is a sequence of steps. Between two steps it can be saved, stopped and continued, and it ends with the same bits
+A run is a sequence of steps. Between two steps it can be saved, stopped and continued, and it ends with the same weights
 however often that happens: the position says which samples come next and how they are augmented, the rest is in the
 checkpoint.
 """
@@ -131,9 +131,9 @@ class Loop:
         timer = self._timer if StepTimer.is_due(self.progress.step) else None
         for number in range(first, end):
             batch = self._next_batch()
+            ready = self._prepare(batch) if self._prepares_apart else batch.tensors
             if timer:
                 timer.start()
-            ready = self._prepare(batch) if self._prepares_apart else batch.tensors
             self._parts.step.run(ready, share=batch.size / samples, last=number == end - 1)
             if timer:
                 timer.stop()
@@ -205,6 +205,7 @@ class Loop:
         self.progress = replace(self.progress, metrics={**metrics, "train_loss": self.progress.current.mean_loss})
         self._note_damages()
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
+        self._meter.start()  # a validation is no training
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())
         if self._saves.due(self.progress.step, finished_epochs=self.progress.epoch):
             self._save()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Protocol
@@ -211,8 +211,11 @@ class LoaderSource:
             try:
                 if ahead:
                     yield from ahead.handed_over()
-            finally:
-                took = sending.wait()  # the loader fills its place anew once it is asked for the next batch
+            except BaseException:  # most often the end of the iteration
+                with suppress(Exception):
+                    sending.wait()
+                raise
+            took = sending.wait()  # the loader fills its place anew once it is asked for the next batch
             ahead = sending
             self.damages.update(sending.damages)
             self.stages = self.stages.plus(batch.took).plus(took)
@@ -234,7 +237,7 @@ class LoaderSource:
         tensors = dict(zip(arrays, slot.send([torch.from_numpy(a) for a in arrays.values()], parts), strict=True))
         decoded = None
         if self._decoding and places:
-            decoded = self._decoding.start(arrays, tensors, slot, batch.epoch, indices)
+            decoded = self._decoding.start(arrays, tensors, slot, batch.epoch, indices, batch.asked)
         return _Sending(DeviceBatch(tensors, indices, batch.epoch, batch.number), slot, decoded)
 
     def _arrays(self, batch: Batch) -> dict[str, np.ndarray]:
@@ -277,8 +280,10 @@ class _Sending:
     def handed_over(self) -> Generator[DeviceBatch]:
         """For what is queued until the next one is asked for."""
         self.slot.hand_over()
-        yield replace(self.batch, indices=self.decoded.result().indices) if self.decoded else self.batch
-        self.slot.used()
+        try:
+            yield replace(self.batch, indices=self.decoded.result().indices) if self.decoded else self.batch
+        finally:
+            self.slot.used()
 
 
 @contextmanager

@@ -8,8 +8,11 @@ _BATCHES = 4
 _EARLY, _LATE, _FULL = 0.002, 0.01, 0.98
 """Shares of the time: up to which the workers count as early, and from which on as late, as a step is on its way while
 they are waited for; and from which on the decoder counts as always at work."""
-_MORE = 1 / 32
-"""By which the images of workers grow that are early."""
+_MORE, _MOVED = 1 / 32, 1 / 4
+"""By which the images of workers grow that are early; and how much of a batch is moved at once, as they may have been
+late for once."""
+_BACK = 1 / 8
+"""Of its images that go back to early workers from a decoder that is always at work."""
 
 
 class Split:
@@ -41,9 +44,11 @@ class Split:
         late, busy = (median(each) for each in zip(*self._seen[_BATCHES:], strict=True))
         self._seen.clear()
         if late > _LATE:
-            self.count = max(self.count, self._for_late_workers(late, busy))
+            most = self.count + math.ceil(_MOVED * self._batch_size)
+            self.count = max(self.count, min(most, self._for_late_workers(late, busy)))
         elif late < _EARLY:
-            self.count = max(0, self.count - max(1, math.ceil(_MORE * (self._batch_size - self.count))))
+            more = _MORE * (self._batch_size - self.count) if busy < _FULL else _BACK * self.count
+            self.count = max(0, self.count - max(1, math.ceil(more)))
 
     def _for_late_workers(self, late: float, busy: float) -> int:
         """So many that the rest is done in time; or, if that is too many, that both are done at the same time."""

@@ -21,6 +21,7 @@ from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
 from hotloop.train.checkpoint import Checkpointer, Loaded, named_checkpoint
+from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
 from hotloop.train.examples import write_examples
@@ -96,8 +97,9 @@ def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None])
     decoding, choice = open_decoding(ready.job, *ready.datasets[0], notify)
     if decoding:
         stack.callback(decoding.close)
-    job, taken = decided(ready.job, [choice])
-    return replace(ready, job=job, choices=[*ready.choices, *taken]), decoding
+    _, taken = decided(ready.job, [choice])
+    data = ready.job.data.model_copy(update={"decode": choice.value})  # what is done, also where more was asked for
+    return replace(ready, job=ready.job.model_copy(update={"data": data}), choices=[*ready.choices, *taken]), decoding
 
 
 def _sources(
@@ -203,7 +205,8 @@ class _Training:
     def _result(self, loop: Loop, status: Status, resumed_from: str, error: str = "") -> Result:
         progress = loop.progress
         arithmetic, samples_per_second = self.parts.arithmetic, progress.whole.samples_per_second
-        fed = loop.data_meter.speed(self.parts.job)
+        # After an error of the GPU each question to it raises that error again.
+        fed = DataSpeed() if status == "failed" else loop.data_meter.speed(self.parts.job)
         return Result(
             status=status,
             name=self.parts.run.name,
