@@ -1,8 +1,8 @@
 """The training loop, from top to bottom.
 
-A run is a sequence of steps. Between two steps it can be saved, stopped and continued, and its weights at the end are the
-same however often that happens: the position says which samples come next and how they are augmented, the rest is in the
-checkpoint.
+A run is a sequence of steps. Between two steps it can be saved, stopped and continued, and its weights at the end are
+the same however often that happens: the position says which samples come next and how they are augmented, the rest is
+in the checkpoint.
 """
 
 import time
