@@ -120,7 +120,10 @@ def test_damage_is_one_of_samples(folder: Path) -> None:
         ({"label": [0, 1]}, "no clear column of images"),
         ({"a": [b"1", b"2"], "b": [b"1", b"2"], "label": [0, 1]}, "a, b could be"),
         ({"image": [b"1", b"2"]}, "no clear column of labels"),
-        ({"image": [b"1", b"2"], "x": [0, 1], "y": [0, 1]}, "x, y could be"),
+        ({"image": [b"1", b"2"], "x": [0, 1]}, "no clear column of labels"),
+        ({"image": [b"1", b"2"], "label": [0.5, 1.5], "id": [0, 1]}, "label is of type double"),
+        ({"image": [b"1", b"2"], "label": [[0], [1]], "id": [0, 1]}, "label is of type list"),
+        ({"image": [b"1", b"2"], "label": [0, 1], "target": [0, 1]}, "label, target could be"),
         ({"image": [b"1", b"2"], "label": [0, None]}, 'label of row 1 is ""'),
         ({"image": [b"1", b"2"], "label": [0, 0]}, "1 class"),
     ],
@@ -157,3 +160,66 @@ def test_files_whose_classes_differ_are_refused(folder: Path) -> None:
     write(folder / "train-1.parquet", jpg=[picture(1)], label=[0])
     with pytest.raises(InputError, match="other classes"):
         find_images(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (pyarrow.array(["b", "a"] * 2, pyarrow.large_string()), ("a", "b")),
+        (pyarrow.array(["b", "a"] * 2).dictionary_encode(), ("a", "b")),
+        (pyarrow.array([True, False] * 2), ("0", "1")),
+        (pyarrow.array([1, 0] * 2, pyarrow.uint8()), ("0", "1")),
+    ],
+)
+def test_kinds_of_labels(tmp_path: Path, labels: Any, classes: tuple[str, ...]) -> None:
+    file = write(tmp_path / "one.parquet", jpg=[picture(row) for row in range(4)], label=labels, id=list(range(4)))
+    images = find_images(str(file))
+    assert images.classes == classes
+    assert [images.label(number) for number in range(4)] == [1, 0, 1, 0]
+
+
+def test_a_file_that_is_replaced_is_found_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "one.parquet", jpg=[picture(0), picture(1)], label=["a", "b"])
+    old = find_images(str(file))
+    assert old.read(0) == picture(0)
+    write(tmp_path / "new.parquet", jpg=[picture(2), picture(3)], label=["x", "y"]).replace(file)
+    assert find_images(str(file)).classes == ("x", "y")
+    assert find_images(str(file)).read(0) == picture(2)
+    for place, seed in (("here", 5), ("there", 7)):
+        monkeypatch.chdir(
+            write(tmp_path / place / "d.parquet", jpg=[picture(seed), picture(1)], label=["a", "b"]).parent
+        )
+        assert find_images("d.parquet").read(0) == picture(seed)
+
+
+def test_a_file_with_fewer_rows_than_before_has_damaged_samples(tmp_path: Path) -> None:
+    file = write(tmp_path / "one.parquet", jpg=[picture(row) for row in range(6)], label=[0, 1] * 3)
+    images = find_images(str(file))
+    write(file, jpg=[picture(9)], label=[0])
+    with pytest.raises(DamagedSample):
+        images.read(4)
+
+
+def test_names_of_classes_are_for_numbers_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "one.parquet")
+    table = parquet.read_table(file)
+    parquet.write_table(table.set_column(1, "label", pyarrow.array(["x", "y"] * 6)), file)
+    assert find_images(str(file)).classes == ("x", "y")
+
+
+def test_files_of_several_sets_are_not_one(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+        write(tmp_path / "data" / f"{name}.parquet")
+    with pytest.raises(InputError) as refused:
+        find_images(str(tmp_path / "data"))
+    assert "test, train" in refused.value.what
+    assert len(find_images(f"{tmp_path}/data/train-{{00000..00001}}-of-00002.parquet")) == 24
+
+
+def test_validation_may_name_more_classes_than_it_has(folder: Path, tmp_path: Path) -> None:
+    images = find_images(str(folder), classes=("ant", "bee", "cat"))
+    assert [images.label(number) for number in range(3)] == [2, 0, 1]
+    file = write(tmp_path / "val.parquet", rows=2)
+    assert [find_images(str(file), classes=("ant", "cat")).label(number) for number in range(2)] == [1, 0]
+    with pytest.raises(InputError, match='label "bee"'):
+        find_images(str(folder), classes=("ant", "cat"))

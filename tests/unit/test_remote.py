@@ -3,6 +3,8 @@
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ if not object_store.program():
 
 import obstore
 
-from hotloop.core.errors import DamagedSample, InputError, WorkerError
-from hotloop.data import remote
+from hotloop.core.errors import DamagedSample, HotloopError, InputError
+from hotloop.data import object_cache, remote
 from hotloop.data.image_list import ImageList, find_images
 from hotloop.data.images import CenterCrop, ImageFiles
 from hotloop.data.loader import Loaders, LoaderSettings
@@ -61,7 +63,11 @@ def contents(images: ImageList) -> list[tuple[bytes, str]]:
 
 
 def kept(tmp_path: Path) -> list[Path]:
-    return [file for file in (tmp_path / "cache" / "hotloop" / "objects").rglob("*") if file.is_file()]
+    return [
+        file
+        for file in (tmp_path / "cache" / "hotloop" / "objects").rglob("*")
+        if file.is_file() and file.name != "lock"
+    ]
 
 
 def test_class_folders_are_those_on_a_disk(store: Any, make_images: Callable[..., Path]) -> None:
@@ -119,10 +125,86 @@ def test_what_is_kept_is_bounded(store: Any, tmp_path: Path) -> None:
     for _ in range(2):
         contents(images)
         assert 30_000 < sum(file.stat().st_size for file in kept(tmp_path)) < 90_000
-    obstore.put(store, "other/a/1.jpg", bytes(50_000))
-    obstore.put(store, "other/b/1.jpg", bytes(9_000))
-    contents(find_images(f"{url(store)}/other", cache_bytes=60_000))
-    assert len({file.parent.parent.name for file in kept(tmp_path)}) == 1, "older data has made room"
+
+
+def test_training_and_validation_keep_their_own_and_older_data_make_room(store: Any, tmp_path: Path) -> None:
+    for name in ("old", "train", "val", "other"):
+        for number in range(6):
+            obstore.put(store, f"{name}/{number % 2}/{number}.jpg", os.urandom(8192))
+
+    def folders() -> int:
+        return len({file.parent.parent for file in kept(tmp_path)})
+
+    for names in (("old",), ("train", "val"), ("train", "val")):
+        for name in names:
+            contents(find_images(f"{url(store)}/{name}", cache_bytes=60_000))
+    assert folders() == 2
+    files = {file: file.stat().st_mtime_ns for file in kept(tmp_path)}
+    for name in ("train", "val"):
+        contents(find_images(f"{url(store)}/{name}", cache_bytes=60_000))
+    assert {file: file.stat().st_mtime_ns for file in kept(tmp_path)} == files, "nothing was fetched again"
+    own = Path(next(iter(files))).parent.parent
+    subprocess.run([sys.executable, "-c", _OTHER_RUN.format(url=f"{url(store)}/other")], check=True, timeout=60)
+    assert own.exists(), "another run does not take what this one uses"
+    assert folders() == 3
+
+
+_OTHER_RUN = """
+from hotloop.data.image_list import find_images
+images = find_images("{url}", cache_bytes=60_000)
+for number in range(len(images)):
+    images.read(number)
+"""
+
+
+def test_a_full_disk_keeps_nothing_more(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        obstore.put(store, f"train/{number % 2}/{number}.jpg", os.urandom(8192))
+    images = find_images(f"{url(store)}/train", cache_bytes=PLENTY)
+    first = images.read(0)
+    monkeypatch.setattr(object_cache, "_free", lambda folder: 0.0)
+    assert contents(images)[0][0] == first
+    assert len(kept(tmp_path)) == 1
+
+
+def test_names_of_other_characters(store: Any) -> None:
+    for name in ("a b", "c#d", "e?f", "g%20h", "ü", "+"):
+        for label in ("x", "y"):
+            obstore.put(store, f"{name}/{label}/1.jpg", f"{name} {label}".encode())
+        assert contents(find_images(f"{url(store)}/{name}")) == [
+            (f"{name} x".encode(), "x"),
+            (f"{name} y".encode(), "y"),
+        ]
+
+
+def test_the_order_is_that_of_a_disk(store: Any, tmp_path: Path) -> None:
+    for name in ("hot/1.jpg", "hot dog/1.jpg", "hot-dog/1.jpg", "hot/.2.jpg", ".thumbs/1.jpg", "hot/in/.x/3.jpg"):
+        (tmp_path / "disk" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "disk" / name).write_bytes(name.encode())
+    upload(store, tmp_path / "disk", "moved")
+    obstore.put(store, "moved/.hidden.tar", b"no shard")
+    obstore.put(store, "moved/backup.tar", b"beside class folders")
+    there, here = find_images(f"{url(store)}/moved"), find_images(str(tmp_path / "disk"))
+    assert there.names[:] == here.names[:]
+    assert there.fingerprint() == here.fingerprint()
+
+
+def test_a_shard_that_has_become_shorter(store: Any, make_images: Callable[..., Path], tmp_path: Path) -> None:
+    pack_images(find_images(str(make_images(each=6))), tmp_path / "shards", PackSettings(), 0)
+    upload(store, tmp_path / "shards", "packed")
+    images = find_images(f"{url(store)}/packed", cache_bytes=PLENTY)
+    content = (tmp_path / "shards" / "000000.tar").read_bytes()
+    obstore.put(store, "packed/000000.tar", content[: images.spans.place(5)[1] + 10])  # type: ignore[union-attr]
+    assert images.read(0)
+    for number in (5, 8):
+        with pytest.raises(DamagedSample, match="ends before"):
+            images.read(number)
+
+
+def test_what_is_not_read_from_there(store: Any) -> None:
+    for name in ("list.csv", "train.parquet", "train.tar.gz"):
+        with pytest.raises(InputError, match=r"class folders and \.tar shards"):
+            find_images(f"{url(store)}/{name}")
 
 
 def test_changed_objects_are_fetched_anew(store: Any) -> None:
@@ -162,7 +244,7 @@ def test_an_object_that_is_gone_is_a_damaged_sample(store: Any, make_images: Cal
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "cannot be listed"),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch"),
         ({"AWS_ALLOW_HTTP": "false"}, "AWS_ALLOW_HTTP=true"),
     ],
 )
@@ -199,7 +281,7 @@ def test_a_store_that_does_not_answer_any_more_ends_the_run(
     with Loaders([(files, LoaderSettings(6))], 0) as (loader,):
         server[1].send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(WorkerError, match=r"s3://.* cannot be read"):
+            with pytest.raises(HotloopError, match=r"s3://.* cannot be read"):
                 next(loader.batches())
         finally:
             server[1].send_signal(signal.SIGCONT)

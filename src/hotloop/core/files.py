@@ -16,6 +16,12 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def state_of(path: str) -> str:
+    """Changes when a folder's entries do, or a file's content."""
+    state = os.stat(path)
+    return f"{state.st_mtime_ns} {state.st_size} {state.st_ino}"
+
+
 def user_cache() -> Path | None:
     """Where hotloop keeps what it can make anew; None for a user without a home."""
     try:

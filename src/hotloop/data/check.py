@@ -169,7 +169,7 @@ def _note(path: str, numbers: list[int], findings: Findings) -> None:
     height, width, size_bytes, kind, lies, _ = numbers
     findings.size_bytes += size_bytes
     suffix = Path(path).suffix.lower().removeprefix(".")
-    if _KIND_OF_SUFFIX.get(suffix, suffix) != _KINDS[kind]:
+    if suffix and _KIND_OF_SUFFIX.get(suffix, suffix) != _KINDS[kind]:  # rows of Parquet files have none
         findings.wrong_suffix.append(Fault(path, f"it is {_KINDS[kind] or 'of another format'}"))
     if lies != 1:
         findings.rotated.append(Fault(path, f"EXIF orientation {lies}"))

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from hotloop.core.errors import DamagedSample, InputError
+from hotloop.core.files import state_of
 from hotloop.core.units import count
 from hotloop.data.columns import Column, Texts
 from hotloop.data.decode import read_file
-from hotloop.data.index import indexed, state_of
+from hotloop.data.index import indexed
 from hotloop.data.listing import Listing, Spans, label_column
 from hotloop.data.parquet import SUFFIX as PARQUET
+from hotloop.data.parquet import require_pyarrow
 from hotloop.data.parquet_list import scan_parquet
 from hotloop.data.remote import Remote, is_remote
 from hotloop.data.remote_list import find_remote
@@ -77,6 +79,8 @@ class ImageList:
             content = remote.read(*self.spans.place(number)) if self.spans else remote.read(self.names[number])
         except FileNotFoundError:
             raise DamagedSample(self.path(number), "there is no such object") from None
+        except EOFError:
+            raise DamagedSample(self.path(number), "the shard ends before the image does") from None
         if not content:
             raise DamagedSample(self.path(number), "the object is empty")
         return content
@@ -142,6 +146,8 @@ def _how_to_scan(location: str, key: str) -> tuple[Path, Callable[[Path], Listin
     """What names are relative to, and how they are found."""
     root = Path(location)
     if shards := shards_of(location):
+        if shards[1][0].endswith(PARQUET):
+            require_pyarrow(location)
         return Path(shards[0]), partial(_scan_shards, *shards)
     if root.is_dir():
         return root, _scan_folder
@@ -154,8 +160,9 @@ def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Co
     """The labels as numbers of other classes."""
     numbers = {name: number for number, name in enumerate(classes)}
     unknown = [number for number, name in enumerate(listing.classes) if name not in numbers]
-    if unknown:
-        first = int(np.isin(listing.labels.array, unknown).argmax())
+    of_unknown = np.isin(listing.labels.array, unknown)
+    if of_unknown.any():
+        first = int(of_unknown.argmax())
         label = listing.classes[int(listing.labels.array[first])]
         raise InputError(
             f'{location}: label "{label}" of {listing.names[first]} is not among the {len(classes)} classes of the '
@@ -163,7 +170,7 @@ def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Co
             f"those are {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}",
             "remove it, or add the class to the training data",
         )
-    return Column(np.array([numbers[name] for name in listing.classes], np.int32)[listing.labels.array])
+    return Column(np.array([numbers.get(name, -1) for name in listing.classes], np.int32)[listing.labels.array])
 
 
 def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, str]) -> Listing:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hotloop.core.files import new_directory, user_cache, write_atomic
+from hotloop.core.files import new_directory, state_of, user_cache, write_atomic
 from hotloop.data.columns import Column, Texts
 from hotloop.data.listing import Listing, Spans
 
@@ -24,13 +24,9 @@ _KEPT_SECONDS = 24 * 3600.0
 """How long an index that is no longer the newest stays, for runs that began with it."""
 
 
-def state_of(path: str) -> str:
-    """Changes when a folder's entries do, or a file's content."""
-    state = os.stat(path)
-    return f"{state.st_mtime_ns} {state.st_size} {state.st_ino}"
-
-
-def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = None) -> Listing:
+def indexed(
+    location: Path, scan: Callable[[], Listing], cache: Path | None = None, states: Mapping[str, str] | None = None
+) -> Listing:
     """The listing of a folder or list: from the index if nothing has changed, or by a scan, whose result is kept.
 
     A folder's state is the time of its last change: a file that is replaced by another of the same name changes
@@ -38,24 +34,28 @@ def indexed(location: Path, scan: Callable[[], Listing], cache: Path | None = No
 
     Args:
         cache: in which the indices' folder is; by default the user's. Where it cannot be written nothing is kept.
+        states: of all that the listing depends on, if that is not on a disk.
     """
     if not (home := cache or user_cache()):
         return scan()
     folder = home / "index" / hashlib.sha256(os.fsencode(_KEY + os.path.abspath(location))).hexdigest()[:32]
     with suppress(Exception):  # there is none, something watched is gone, or it is damaged: found anew
-        return _read(folder)
+        return _read(folder, states)
     started = time.time_ns()
     listing = scan()
-    settled = max((int(state.split()[0]) for state in listing.watched.values()), default=0) < started - _SETTLED_NS
+    changes = [int(state.split()[0]) for state in listing.watched.values()] if states is None else []
+    settled = max(changes, default=0) < started - _SETTLED_NS
     if (len(listing.names) >= _FROM or listing.spans) and settled:
         with suppress(OSError):
             return _write(folder, listing)
     return listing
 
 
-def _read(folder: Path) -> Listing:
+def _read(folder: Path, states: Mapping[str, str] | None) -> Listing:
     newest = json.loads((folder / "newest.json").read_bytes())
-    if any(state_of(path) != state for path, state in newest["watched"].items()):
+    watched = newest["watched"]
+    now = {path: state_of(path) for path in watched} if states is None else states
+    if now != watched:
         raise ValueError("something has changed")
     return _open(folder / newest["digest"], newest)
 

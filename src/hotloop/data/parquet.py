@@ -6,16 +6,19 @@ takes 10 ms.
 """
 
 import json
+import os
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from hotloop.core.errors import DamagedSample, InputError
+from hotloop.core.files import state_of
 
 SUFFIX = ".parquet"
 _LABELS = ("label", "labels", "class", "cls", "target", "category")
 _MOST_BYTES = 256 * 2**20
 """Of images in a row group: reading one image takes as much memory, in each worker."""
-_OPEN_FILES = 4
+_OPEN_FILES = 64
 
 
 def read_row(path: str, group: int, row: int, name: str) -> bytes:
@@ -25,15 +28,25 @@ def read_row(path: str, group: int, row: int, name: str) -> bytes:
         DamagedSample: the row group cannot be read.
     """
     try:
-        return _group(path, group)[row].as_py() or b""
-    except (InputError, OSError, ValueError) as error:  # pyarrow's own errors are both
+        return _group(os.path.abspath(path), state_of(path), group)[row].as_py() or b""
+    except (InputError, IndexError, _arrow_error(), OSError, ValueError) as error:
         raise DamagedSample(name, " ".join(str(error).split())) from None
 
 
+def require_pyarrow(path: str) -> None:
+    """Refuse Parquet where nothing can read it.
+
+    Raises:
+        InputError: pyarrow is not installed.
+    """
+    if find_spec("pyarrow") is None:
+        raise InputError(f"{path} is Parquet", "pyarrow is not installed", "pip install 'hotloop[parquet]'")
+
+
 @lru_cache(maxsize=1)
-def _group(path: str, group: int) -> Any:
+def _group(path: str, state: str, group: int) -> Any:
     """The images of a row group; the newest is kept, for those who read in order."""
-    file = opened(path)
+    file = _opened(path, state)
     table = file.file.read_row_group(group, columns=[".".join(file.image)], use_threads=False)
     column = table.column(0).combine_chunks()
     return column.field(file.image[1]) if len(file.image) > 1 else column
@@ -48,28 +61,31 @@ class ParquetImages:
         classes: names of the classes that labels count into, if the file tells them.
 
     Raises:
-        InputError: pyarrow is not installed, the file cannot be read, its columns are not clear, or its row groups are
-            too large to read one for an image.
+        InputError: the file cannot be read, or its columns are not clear.
     """
 
     def __init__(self, path: str) -> None:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise InputError(
-                f"{path} is Parquet", "pyarrow is not installed", "pip install 'hotloop[parquet]'"
-            ) from None
+        from pyarrow import parquet
+
         self.path = path
         try:
             self.file = parquet.ParquetFile(path)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (_arrow_error(), OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         self.metadata = self.file.metadata
         schema = self.file.schema_arrow
         self.image = self._image_column(schema)
         self.label = self._label_column(schema)
-        self.classes = _class_names(schema.metadata or {}, self.label)
+        names = _class_labels(schema.metadata or {}).get(self.label, ())
+        self.classes = names if _is_number(schema.field(self.label).type) else ()
+
+    def check_row_groups(self) -> None:
+        """Refuse row groups that are too large to read one for an image.
+
+        Raises:
+            InputError: one is.
+        """
+        path = self.path
         largest = max((self.group_bytes(group) for group in range(self.metadata.num_row_groups)), default=0)
         if largest > _MOST_BYTES:
             raise InputError(
@@ -84,22 +100,20 @@ class ParquetImages:
         Raises:
             InputError: a row has none, or a number that means no class.
         """
-        import pyarrow
-
         try:
-            column = self.file.read(columns=[self.label]).column(0)
-        except (pyarrow.ArrowException, OSError) as error:
+            values = self.file.read(columns=[self.label]).column(0).to_pylist()
+        except (_arrow_error(), OSError, ValueError) as error:
             raise _unreadable(self.path, error) from None
-        values = column.to_pylist()
         for row, value in enumerate(values):
-            known = not self.classes or not isinstance(value, int) or 0 <= value < len(self.classes)
+            known = not self.classes or value is None or 0 <= value < len(self.classes)
             if value is None or value == "" or not known:
                 what = f'{self.path}: {self.label} of row {row} is "{"" if value is None else value}"'
                 among = f"the classes are 0 to {len(self.classes) - 1}" if self.classes else "each image needs a class"
                 raise InputError(what, among, "remove the row, or give it its label")
-        if self.classes and values and isinstance(values[0], int):
+        if self.classes:
             return [self.classes[value] for value in values], False
-        return [str(value) for value in values], all(isinstance(value, int) for value in values)
+        are_numbers = all(isinstance(value, int) for value in values)  # true is 1
+        return [str(int(value) if are_numbers else value) for value in values], are_numbers
 
     def group_bytes(self, group: int) -> int:
         """Of the images of a row group, decompressed."""
@@ -127,12 +141,15 @@ class ParquetImages:
         return found[0]
 
     def _label_column(self, schema: Any) -> str:
-        from pyarrow import types
-
-        fitting = [each.name for each in schema if types.is_integer(each.type) or types.is_string(each.type)]
-        found = [name for name in fitting if name.lower() in _LABELS] or fitting
+        told = _class_labels(schema.metadata or {})
+        found = [each.name for each in schema if each.name.lower() in _LABELS]
+        found = found or [each.name for each in schema if each.name in told]
         if len(found) != 1:
             raise self._unclear(schema, "column of labels", f"numbers or texts, named {_LABELS[0]}", found)
+        kind = schema.field(found[0]).type
+        if not (_is_number(kind) or _is_text(kind)):
+            what = f"{self.path}: the column {found[0]} is of type {kind}"
+            raise InputError(what, "labels are whole numbers, texts, or true and false", "write it as one of those")
         return str(found[0])
 
     def _unclear(self, schema: Any, what: str, kind: str, found: list[str]) -> InputError:
@@ -143,24 +160,50 @@ class ParquetImages:
         )
 
 
-@lru_cache(maxsize=_OPEN_FILES)
 def opened(path: str) -> ParquetImages:
-    """A Parquet file; the last few stay open.
+    """A Parquet file as it is now; some stay open.
 
     Raises:
         InputError: see `ParquetImages`.
     """
+    return _opened(os.path.abspath(path), state_of(path))
+
+
+@lru_cache(maxsize=_OPEN_FILES)
+def _opened(path: str, state: str) -> ParquetImages:
     return ParquetImages(path)
 
 
-def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
-    """As Hugging Face's ClassLabel writes them into a file."""
+def _arrow_error() -> type[Exception]:
+    """What pyarrow raises on damaged files, beside Python's own errors."""
+    import pyarrow
+
+    kind: type[Exception] = pyarrow.ArrowException
+    return kind
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_boolean(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _class_labels(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+    """The names of the classes of columns, as Hugging Face's ClassLabel writes them into a file."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        names = tuple(str(name) for name in features[label]["names"])
-    except (KeyError, TypeError, ValueError):
-        return ()
-    return names if len(set(names)) == len(names) else ()
+        named = {column: feature["names"] for column, feature in features.items() if "names" in feature}
+        found = {column: tuple(str(name) for name in names) for column, names in named.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+    return {column: names for column, names in found.items() if len(set(names)) == len(names)}
 
 
 def _unreadable(path: str, error: Exception) -> InputError:

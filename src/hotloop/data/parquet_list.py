@@ -8,7 +8,7 @@ import numpy as np
 from hotloop.core.errors import InputError
 from hotloop.data.columns import Column, Texts
 from hotloop.data.listing import Listing, Spans, label_column
-from hotloop.data.parquet import opened
+from hotloop.data.parquet import ParquetImages
 
 
 def scan_parquet(base: str, names: Sequence[str], watched: Mapping[str, str]) -> Listing:
@@ -20,7 +20,7 @@ def scan_parquet(base: str, names: Sequence[str], watched: Mapping[str, str]) ->
         watched: what the listing depends on.
 
     Raises:
-        InputError: pyarrow is not installed, a file cannot be read, its columns are not clear, a label is missing, or
+        InputError: a file cannot be read, its columns are not clear, a label is missing, or
             row groups are too large to read one for an image.
     """
     images: list[str] = []
@@ -30,7 +30,8 @@ def scan_parquet(base: str, names: Sequence[str], watched: Mapping[str, str]) ->
     are_numbers = True
     for number, name in enumerate(names):
         path = os.path.join(base, name)
-        file = opened(path)
+        file = ParquetImages(path)  # as it is now
+        file.check_row_groups()
         if number and file.classes != named:
             raise InputError(
                 f"{path} names other classes than {names[0]}", "their numbers would mean others", "split it"

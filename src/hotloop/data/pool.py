@@ -234,6 +234,8 @@ class WorkerPool:
         error: HotloopError | None = None
         if filling.fatal:
             error = DamagedSample(filling.fatal.name, filling.fatal.reason)
+        elif filling.stop:
+            error = HotloopError(*filling.stop)
         elif filling.failure:
             fix = "mend the data set; with HOTLOOP_DEBUG=1 the traceback is shown"
             error = WorkerError("the data set failed to give a sample", filling.failure, fix)

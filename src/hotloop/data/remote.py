@@ -7,24 +7,23 @@ machine's role; none of them goes anywhere else.
 import hashlib
 import io
 import os
-import shutil
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hotloop.core.errors import HotloopError, InputError
-from hotloop.core.files import user_cache
+from hotloop.data.object_cache import keep, open_cache, read_kept
 
 _SCHEMES = ("s3", "gs", "az")
 _CONNECT_SECONDS, _ANSWER_SECONDS, _RETRY_SECONDS = 5, 30, 60
-_SPARED = 0.2
-"""Of the free disk, which is left free."""
-_CHECKSUM_BYTES = 4
+_AT_ONCE = 16
+"""Questions to a store at the same time."""
 
 
 def is_remote(location: str) -> bool:
@@ -64,14 +63,15 @@ class Remote:
 
         Raises:
             FileNotFoundError: there is no such object.
+            EOFError: it ends before.
             HotloopError: the store does not give it, after retries for a minute.
         """
         file = self._file(f"{name} {start} {size}")
-        if file and (content := _checked(file)) is not None:
+        if file and (content := read_kept(file)) is not None:
             return content
         content = _fetch(self.url, name, start, size)
         if file:
-            _keep(file, content)
+            keep(file, content)
         return content
 
     def open(self, name: str, size: int) -> io.BufferedReader:
@@ -86,80 +86,55 @@ class Remote:
 
 
 def list_objects(url: str) -> list[Object]:
-    """All that lies at a place, by name. About 0.1 s a thousand.
+    """All that lies at a place. About 0.1 s a thousand.
 
     Raises:
         InputError: obstore is not installed, or the store refuses or does not answer.
     """
-    store, errors = _store(url), _obstore().exceptions
+    obstore = _obstore()
     try:
-        pages = _obstore().list(store, chunk_size=1000)
-        found = [
-            Object(each["path"], each["size"], f"{each['e_tag']} {each['size']}") for page in pages for each in page
-        ]
-    except (errors.BaseError, OSError) as error:
+        return [_object(each) for page in obstore.list(_store(url), chunk_size=1000) for each in page]
+    except obstore.exceptions.InvalidPathError as error:
+        cause = "names with empty parts, dots alone or control characters cannot be listed"
+        raise InputError(f"{url}: {_reason(error)}", cause, "rename that object, or name a folder without it") from None
+    except (obstore.exceptions.BaseError, OSError) as error:
         raise _refused(url, error) from None
-    return sorted(found, key=lambda each: each.name)
+
+
+def find_objects(url: str, names: Sequence[str]) -> list[Object]:
+    """These objects at a place, without those that are not there.
+
+    Raises:
+        InputError: as `list_objects`.
+    """
+    obstore, store = _obstore(), _store(url)
+
+    def find(name: str) -> Object | None:
+        try:
+            return _object(obstore.head(store, name))
+        except FileNotFoundError:
+            return None
+        except (obstore.exceptions.BaseError, OSError) as error:
+            raise _refused(url, error) from None
+
+    with ThreadPoolExecutor(_AT_ONCE, "hotloop-objects") as pool:
+        return [found for found in pool.map(find, names) if found]
 
 
 def keep_on_disk(url: str, objects: Sequence[Object], most_bytes: float) -> Remote:
-    """The place with as much of it kept on the local disk as `most_bytes` and the free disk allow.
-
-    What is kept of other data goes, the least recently used first, where both are more than `most_bytes`.
-    """
-    cache, total = user_cache(), sum(each.size for each in objects)
-    if not cache or not most_bytes or not total:
-        return Remote(url)
-    states = "\n".join(f"{each.name} {each.state}" for each in objects)
-    folder = cache / "objects" / hashlib.sha256(f"{url}\n{states}".encode(errors="surrogateescape")).hexdigest()[:32]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.utime(folder)
-        _make_room(folder, most_bytes - min(most_bytes, total))
-        there = _folder_bytes(folder)
-        room = min(most_bytes, there + (1 - _SPARED) * shutil.disk_usage(folder).free)
-    except OSError:  # no disk to write to
-        return Remote(url)
-    return Remote(url, str(folder), min(1.0, room / total))
+    """The place with as much of it kept on the local disk as `most_bytes` and the disk allow."""
+    states = "\n".join(sorted(f"{each.name} {each.state}" for each in objects))
+    digest = hashlib.sha256(f"{store_key(url)}\n{states}".encode(errors="surrogateescape")).hexdigest()[:32]
+    return Remote(url, *open_cache(digest, sum(each.size for each in objects), most_bytes))
 
 
-def _make_room(folder: Path, for_others: float) -> None:
-    others = sorted((each for each in folder.parent.iterdir() if each != folder), key=lambda each: each.stat().st_mtime)
-    sizes = {other: _folder_bytes(other) for other in others}
-    for other in others:
-        if sum(sizes.values()) <= for_others:
-            return
-        shutil.rmtree(other, ignore_errors=True)
-        del sizes[other]
+def _object(found: Any) -> Object:
+    return Object(found["path"], found["size"], f"{found['e_tag'] or found['last_modified']} {found['size']}")
 
 
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # another process has just removed it
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
-
-
-def _checked(file: Path) -> bytes | None:
-    """What was kept; None if it is not there or damaged."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return None
-    content, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
-    return content if zlib.crc32(content).to_bytes(_CHECKSUM_BYTES) == checksum else None
-
-
-def _keep(file: Path, content: bytes) -> None:
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content + zlib.crc32(content).to_bytes(_CHECKSUM_BYTES))
-        temporary.replace(file)
-    except OSError:  # the disk is full, or it was taken away: the store has it still
-        temporary.unlink(missing_ok=True)
+def store_key(url: str) -> str:
+    """A place, and the store that it is in."""
+    return f"{os.environ.get('AWS_ENDPOINT_URL', '')} {url}"
 
 
 class _Raw(io.RawIOBase):
@@ -191,12 +166,24 @@ def _fetch(url: str, name: str, start: int, size: int | None) -> bytes:
     try:
         if size is None:
             return bytes(obstore.get(_store(url), name).bytes())
-        return bytes(obstore.get_range(_store(url), name, start=start, length=size)) if size else b""
+        content = bytes(obstore.get_range(_store(url), name, start=start, length=size)) if size else b""
     except FileNotFoundError:
         raise
     except obstore.exceptions.BaseError as error:
+        if size is not None and _is_shorter(url, name, start + size):
+            raise EOFError(name) from None
         fix = "see whether the store answers, and start again: a run continues where it was"
-        raise HotloopError(f"{url}/{name} cannot be read", _first_line(error), fix) from None
+        raise HotloopError(f"{url}/{name} cannot be read", _reason(error), fix) from None
+    if len(content) < size:
+        raise EOFError(name)
+    return content
+
+
+def _is_shorter(url: str, name: str, end: int) -> bool:
+    try:
+        return int(_obstore().head(_store(url), name)["size"]) < end
+    except Exception:  # the store does not answer: what it said before is told
+        return False
 
 
 @lru_cache(maxsize=16)
@@ -209,7 +196,9 @@ def _store(url: str) -> Any:
         "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"),
     }
     try:
-        return _obstore().store.from_url(url, client_options=client, retry_config=retry)
+        # Quoted: a store would take # and ? for the end of the path.
+        scheme, _, path = url.partition("://")
+        return _obstore().store.from_url(f"{scheme}://{quote(path)}", client_options=client, retry_config=retry)
     except (_obstore().exceptions.BaseError, ValueError) as error:
         raise _refused(url, error) from None
 
@@ -226,16 +215,17 @@ def _obstore() -> Any:
 
 
 def _refused(url: str, error: Exception) -> InputError:
-    cause = _first_line(error)
-    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    fix = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for a store of your own"
-    fix += ", and AWS_ALLOW_HTTP=true if it has no TLS" if plain else ""
-    return InputError(f"{url} cannot be listed", cause, fix)
+    if not url.startswith("s3://"):
+        fix = "see that the machine's credentials for that store are those that may read it"
+    else:
+        plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        fix = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for a store of your own"
+        fix += ", and AWS_ALLOW_HTTP=true if it has no TLS" if plain else ""
+    return InputError(f"{url} cannot be read", _reason(error), fix)
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(_lines(error)), type(error).__name__)
-
-
-def _lines(error: Exception) -> Iterator[str]:
-    return (line.strip() for line in str(error).splitlines() if line.strip())
+def _reason(error: Exception) -> str:
+    """What a store says, in a line: the code and the message of its answer, if it gave one."""
+    text = " ".join(str(error).split())
+    found = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
+    return ": ".join(found) or text[:300] or type(error).__name__

@@ -1,6 +1,5 @@
 """The images that lie at a place in object storage: in class folders, or in tar shards."""
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +10,10 @@ from hotloop.core.errors import InputError
 from hotloop.data.columns import Column, Texts
 from hotloop.data.index import indexed
 from hotloop.data.listing import Listing, label_column
-from hotloop.data.remote import Object, Remote, keep_on_disk, list_objects
+from hotloop.data.remote import Object, Remote, find_objects, keep_on_disk, list_objects, store_key
 from hotloop.data.shards import expanded, scan_shards
 
+_OF_DISKS = (".parquet", ".csv", ".jsonl", ".npz", ".tar.gz", ".tgz")
 _AT_ONCE = 16
 """Shards that are looked through at the same time."""
 
@@ -30,29 +30,41 @@ def find_remote(location: str, suffixes: frozenset[str], cache_bytes: float) -> 
     Raises:
         InputError: nothing fitting lies there, or the store refuses.
     """
+    if location.endswith(_OF_DISKS):
+        what = f"{location} is in object storage"
+        raise InputError(
+            what, "class folders and .tar shards are read from there", "copy it here, or name one of those"
+        )
     url, _, last = location.rstrip("/").rpartition("/")
     if last.endswith(".tar"):
-        there = {each.name: each for each in list_objects(url)}
         names = list(expanded(last))
-        if missing := [name for name in names if name not in there]:
+        there = find_objects(url, names)
+        if missing := sorted(set(names) - {each.name for each in there}):
             what = f"no shard {url}/{missing[0]}"
             cause = f"{location} means {len(names)} objects; {len(missing)} are not there"
             raise InputError(what, cause, "name those there")
-        return _in_shards(url, [there[name] for name in names], suffixes, cache_bytes)
+        return _in_shards(url, there, suffixes, cache_bytes)
     url = location.rstrip("/")
-    objects = list_objects(url)
-    shards = [each for each in objects if each.name.endswith(".tar") and "/" not in each.name]
-    if shards:
-        return _in_shards(url, shards, suffixes, cache_bytes)
-    return _in_folders(url, objects, suffixes, cache_bytes)
-
-
-def _in_folders(
-    url: str, objects: Sequence[Object], suffixes: frozenset[str], cache_bytes: float
-) -> tuple[Listing, Remote, Column]:
+    objects = [each for each in list_objects(url) if not _is_hidden(each.name)]
     images = [each for each in objects if "/" in each.name and Path(each.name).suffix.lower() in suffixes]
-    images = [each for each in images if not any(part.startswith(".") for part in each.name.split("/"))]
-    labels = [each.name.partition("/")[0] for each in images]
+    shards = sorted(each.name for each in objects if each.name.endswith(".tar") and "/" not in each.name)
+    if shards and not images:
+        by_name = {each.name: each for each in objects}
+        return _in_shards(url, [by_name[name] for name in shards], suffixes, cache_bytes)
+    return _in_folders(url, sorted(images, key=lambda each: (_class_of(each), each.name)), cache_bytes)
+
+
+def _is_hidden(name: str) -> bool:
+    """As in folders on a disk: a class or a file whose name begins with a dot."""
+    return name.startswith(".") or name.rpartition("/")[2].startswith(".")
+
+
+def _class_of(image: Object) -> str:
+    return image.name.partition("/")[0]
+
+
+def _in_folders(url: str, images: Sequence[Object], cache_bytes: float) -> tuple[Listing, Remote, Column]:
+    labels = [_class_of(each) for each in images]
     classes = tuple(sorted(set(labels)))
     listing = Listing(Texts.of(each.name for each in images), label_column(labels, classes), classes, {})
     sizes = Column(np.fromiter((each.size for each in images), np.int64, len(images)))
@@ -64,11 +76,11 @@ def _in_shards(
 ) -> tuple[Listing, Remote, None]:
     remote = keep_on_disk(url, shards, cache_bytes)
     sizes = {each.name: each.size for each in shards}
-    states = hashlib.sha256("\n".join(f"{each.name} {each.state}" for each in shards).encode()).hexdigest()
+    states = {each.name: each.state for each in shards}
 
     def scan() -> Listing:
         names = [each.name for each in shards]
         with ThreadPoolExecutor(_AT_ONCE, "hotloop-shards") as pool:
-            return scan_shards(url, names, suffixes, lambda name: remote.open(name, sizes[name]), {}, pool.map)
+            return scan_shards(url, names, suffixes, lambda name: remote.open(name, sizes[name]), states, pool.map)
 
-    return indexed(Path(f"{url}#{states}"), scan), remote, None
+    return indexed(Path("/", store_key(url)), scan, states=states), remote, None

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from hotloop.core.errors import InputError
+from hotloop.core.files import state_of
 from hotloop.data.columns import Column, Texts
-from hotloop.data.index import state_of
 from hotloop.data.listing import Listing, Spans, label_column
 
 _KINDS = (".tar", ".parquet")
@@ -24,6 +24,7 @@ _MOST_SHARDS = 100_000
 _Member = tuple[str, tuple[str, str], int, int]
 """An image: its name, its class and who told it, offset and size."""
 
+_PART = re.compile(r"(.+)-(\d+)-of-(\d+)(\.\w+)$")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -46,6 +47,7 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
         if len({Path(name).suffix for name in names}) > 1:
             cause = "they may hold the same images"
             raise InputError(f"{location} holds .tar and .parquet files", cause, "keep those to train on in one folder")
+        _check_parts(location, names)
         return location, names
     if path.suffix not in _KINDS:
         return None
@@ -55,6 +57,17 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
         what = f"no shard {path.parent / missing[0]}"
         raise InputError(what, f"{location} means {len(names)} files; {len(missing)} are not there", "name those there")
     return str(path.parent), names
+
+
+def _check_parts(location: str, names: Sequence[str]) -> None:
+    """Refuse a folder with files of several sets: train-00000-of-00002.parquet and test-00000-of-00001.parquet."""
+    parts = [match for name in names if (match := _PART.match(name))]
+    sets = sorted({match[1] for match in parts})
+    if len(sets) > 1:
+        name, number, count, suffix = parts[0].groups()
+        one = f"{location}/{name}-{{{0:0{len(number)}}..{int(count) - 1:0{len(number)}}}}-of-{count}{suffix}"
+        what = f"{location} holds files of {', '.join(sets)}"
+        raise InputError(what, "all of them would be one data set", f"name one of them: {one}")
 
 
 def expanded(name: str) -> Iterator[str]:

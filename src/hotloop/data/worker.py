@@ -12,7 +12,7 @@ from threading import Thread
 
 import numpy as np
 
-from hotloop.core.errors import DamagedSample
+from hotloop.core.errors import DamagedSample, HotloopError
 from hotloop.data.dataset import Damage, Dataset, attempts_for, read_sample
 from hotloop.data.ring import Ring
 from hotloop.data.stages import NOTHING, READING, Stages
@@ -65,6 +65,7 @@ class Filling:
         damages: damaged samples met, each with the place it should have had.
         failure: an error of the data set's own, in a line; empty if there was none.
         traceback: where it was raised.
+        stop: what, cause and fix of an error that says itself what is wrong.
         fatal: a sample that could be neither read nor replaced nor dropped.
         took: what it took the worker.
     """
@@ -74,6 +75,7 @@ class Filling:
     damages: tuple[tuple[int, Damage], ...]
     failure: str = ""
     traceback: str = ""
+    stop: tuple[str, str, str] | None = None
     fatal: Damage | None = None
     took: Stages = NOTHING
 
@@ -110,6 +112,8 @@ def _filled(feed: Feed, chunk: Chunk) -> Filling:
             damages += [(place, damage) for damage in filled.damages]
     except DamagedSample as damaged:
         return Filling(chunk.number, replaced, tuple(damages), fatal=Damage(damaged.name, damaged.reason))
+    except HotloopError as error:
+        return Filling(chunk.number, replaced, tuple(damages), stop=(error.what, error.cause, error.fix))
     except Exception as error:  # whatever the data set raises is told in the training process
         frame = traceback.extract_tb(error.__traceback__)[-1]
         failure = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"

@@ -11,6 +11,7 @@ from hotloop.core.job import Job
 from hotloop.data.dataset import Dataset
 from hotloop.data.images import ImageFiles
 from hotloop.data.loader import LoaderSettings
+from hotloop.train.compiler import first_words
 from hotloop.train.dali_decoder import DaliDecoder, dali_is_installed
 from hotloop.train.decoder_check import SAMPLES, Checked, Encoded, check_decoder, encoded_samples
 from hotloop.train.decoding import Decoding, DeviceDecoder
@@ -97,7 +98,7 @@ def _checked(
         most = max(SAMPLES, settings.batch_size)
         decoding = Decoding(partial(kind.open, device, most), dataset, settings, stream)
     except (ImportError, OSError, RuntimeError) as error:
-        return None, Checked(f"{kind.library} cannot use them: {str(error).strip().splitlines()[0]}")
+        return None, Checked(f"{kind.library} cannot use them: {first_words(error)}")
     try:
         checked = decoding.run(partial(check_decoder, samples=samples, device=device))
     except BaseException:

@@ -95,8 +95,10 @@ class Decoding:
 
     def close(self) -> None:
         """End the thread, once it has done what it was given, and the decoder."""
-        self._thread.submit(self._decoder.close).result()
-        self._thread.shutdown()
+        try:
+            self._thread.submit(self._decoder.close).result()
+        finally:
+            self._thread.shutdown()
 
     def run(self, work: Callable[[DeviceDecoder], T]) -> T:
         """Do something else with the decoder, where it lives."""

@@ -202,7 +202,9 @@ class LoaderSource:
 
     def _copied_ahead(self, batches: Generator[Batch], stream: torch.cuda.Stream) -> Generator[DeviceBatch]:
         """One batch is on its way while the one before is trained on."""
-        stream.wait_stream(torch.cuda.current_stream(self._device))  # memory of an earlier iteration
+        torch.cuda.current_stream(
+            self._device
+        ).synchronize()  # memory of an earlier iteration; engines wait for no stream
         slots = cycle([DeviceSlot(self._device, stream) for _ in range(_SLOTS)])
         ahead: _Sending | None = None
         started = time.perf_counter()
