@@ -129,3 +129,18 @@ def test_a_captured_step_reads_batches_where_they_were_put(monkeypatch: pytest.M
     assert [float(loss) for loss in losses] == pytest.approx([*range(11), *range(11)])
     times = Counter(event.name for event in profile.events() if "DtoD" in event.name)
     assert times.total() <= 2 * len(sizes), times  # the two losses; copied batches would be two more a step
+
+
+def test_a_loader_that_draws_random_numbers_does_not_forbid_the_capture() -> None:
+    """They are drawn in a thread beside the step, from the generators of the whole process."""
+
+    def augmented() -> Iterator[Tensor]:
+        for _ in range(60):
+            yield torch.rand(16, 4)
+
+    model = nn.Linear(4, 1).cuda()
+    step = hotloop.Step(model, lambda model, batch: model(batch).square().mean(),
+                        torch.optim.SGD(model.parameters(), lr=0.1))  # fmt: skip
+    for batch in prefetch(augmented(), "cuda"):
+        step(batch)
+    assert step.captured, step.not_captured

@@ -12,6 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from hotloop.core.errors import InputError
 from hotloop.train.device_slots import DeviceSlot, Rooms
+from hotloop.train.gate import LOADING
 
 T = TypeVar("T")
 
@@ -177,7 +178,9 @@ class Reader(Generic[P]):
             if self._device:
                 torch.cuda.set_device(self._device)
             while (package := self._free.get()) is not None and not self._closing:
-                package.pack(next(self._items))
+                with LOADING.passed():
+                    item = next(self._items)
+                package.pack(item)
                 self._full.put(package)
         except StopIteration:
             pass

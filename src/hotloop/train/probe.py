@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hotloop.train.gate import LOADING
+
+_PATIENCE_SECONDS = 10.0
+"""For a loader that is at a batch."""
 _LIBRARIES = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), warnings.__file__)
 
 
@@ -27,7 +31,6 @@ def probe() -> Iterator[list[str]]:
     """
     found: list[str] = []
     here = threading.current_thread()
-    before = _host_random()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -43,10 +46,13 @@ def probe() -> Iterator[list[str]]:
         warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            # A loader draws from the same generators, for its augmentation.
+            with LOADING.closed(_PATIENCE_SECONDS):
+                before = _host_random()
+                yield found
+                drawn = [name for name, state in _host_random().items() if state != before[name]]
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    drawn = [name for name, state in _host_random().items() if state != before[name]]
     found += [f"random numbers are drawn from {name} on the host: a graph would repeat them" for name in drawn]
 
 
