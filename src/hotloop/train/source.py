@@ -202,9 +202,8 @@ class LoaderSource:
 
     def _copied_ahead(self, batches: Generator[Batch], stream: torch.cuda.Stream) -> Generator[DeviceBatch]:
         """One batch is on its way while the one before is trained on."""
-        torch.cuda.current_stream(
-            self._device
-        ).synchronize()  # memory of an earlier iteration; engines wait for no stream
+        # Memory of an earlier iteration may still be read, and engines wait for no stream.
+        torch.cuda.current_stream(self._device).synchronize()
         slots = cycle([DeviceSlot(self._device, stream) for _ in range(_SLOTS)])
         ahead: _Sending | None = None
         started = time.perf_counter()
