@@ -37,11 +37,12 @@ def test_whoever_closes_waits_for_those_inside_and_holds_the_others() -> None:
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    gate = Gate()
+    gate, passed = Gate(), []
     with gate.passed(), gate.closed(0.01):
-        pass
+        passed.append("closed in spite of one inside")
     with gate.passed():
-        pass
+        passed.append("open again")
+    assert passed == ["closed in spite of one inside", "open again"]
 
 
 class Package:
