@@ -79,7 +79,15 @@ def finished(decoding: Decoding, batch: Batch) -> tuple[dict[str, Tensor], Decod
     for place in encoded_places(batch.arrays):
         sent[PIXELS][place] = 77
     slot = cast(DeviceSlot, SimpleNamespace(wait_unused=lambda: None, wait_sent=lambda: None))
-    return sent, decoding.start(batch.arrays, sent, slot, batch.epoch, np.asarray(batch.indices), batch.asked).result()
+    return sent, decoding.start(batch, sent, slot).result()
+
+
+def assert_alike(sent: dict[str, Tensor], decoded: Decoded, worker: Batch) -> None:
+    """The same images, labels and samples as a worker's batch."""
+    wanted = {name: torch.from_numpy(array) for name, array in worker.arrays.items()}
+    assert torch.allclose(images(sent), images(wanted), atol=1e-3)
+    assert torch.equal(sent["labels"], wanted["labels"])
+    assert tuple(decoded.indices) == worker.indices
 
 
 def images(tensors: dict[str, Tensor]) -> Tensor:
@@ -98,11 +106,7 @@ def test_they_are_the_images_that_workers_would_have_decoded(files: ImageFiles, 
             assert set(places) <= set(range(5))
             assert not encoded_places(one.arrays)
             sent, decoded = finished(decoder, other)
-            assert torch.allclose(
-                images(sent), images({n: torch.from_numpy(a) for n, a in one.arrays.items()}), atol=1e-3
-            )
-            assert torch.equal(sent["labels"], torch.from_numpy(one.arrays["labels"]))
-            assert tuple(decoded.indices) == one.indices
+            assert_alike(sent, decoded, one)
         assert sum(len(encoded_places(batch.arrays)) for batch in left) > 8
 
 
@@ -114,8 +118,7 @@ def test_one_that_is_refused_is_read_as_a_worker_reads_it(files: ImageFiles) -> 
     ):
         for one, other in zip(plain, left, strict=True):
             sent, decoded = finished(decoder, other)
-            wanted = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
-            assert torch.allclose(images(sent), images(wanted), atol=1e-3)
+            assert_alike(sent, decoded, one)
             assert not decoded.damages
 
 
@@ -129,8 +132,7 @@ def test_a_damaged_one_is_replaced_by_the_same_one_as_by_a_worker(files: ImageFi
         damages: dict[str, str] = {}
         for one, other in zip(plain, left, strict=True):
             sent, decoded = finished(decoder, other)
-            assert tuple(decoded.indices) == one.indices
-            assert torch.equal(sent["labels"], torch.from_numpy(one.arrays["labels"]))
+            assert_alike(sent, decoded, one)
             damages |= decoded.damages
         assert list(damages) == [str(broken)]
 
@@ -217,9 +219,7 @@ def test_a_replacement_that_is_refused_is_read_as_a_worker_reads_it(files: Image
     ):
         for one, other in zip(plain, left, strict=True):
             sent, decoded = finished(decoder, other)
-            wanted = {name: torch.from_numpy(array) for name, array in one.arrays.items()}
-            assert tuple(decoded.indices) == one.indices
-            assert torch.allclose(images(sent), images(wanted), atol=1e-3)
+            assert_alike(sent, decoded, one)
 
 
 @pytest.mark.skipif(not dali_is_installed(), reason="DALI is not installed: pip install 'hotloop[dali]'")

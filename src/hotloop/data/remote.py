@@ -59,7 +59,7 @@ class Remote:
     share: float = 0.0
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """An object's bytes, or those from `start` on. About 1 ms beside the store, two round trips at the first.
+        """An object's bytes, or those from `start` on. About 1 ms beside the store.
 
         Raises:
             FileNotFoundError: there is no such object.

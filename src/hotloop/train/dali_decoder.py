@@ -14,7 +14,7 @@ _THREADS = 4
 
 
 def dali_is_installed() -> bool:
-    """Whether DALI is there; loading it takes a second."""
+    """Whether DALI is there; loading it takes half a second."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 

@@ -13,7 +13,7 @@ from hotloop.train.hardware_decoder import nvjpeg_library
 from hotloop.train.progress import Span
 
 _EVERY = 16
-"""Steps, one of which is timed: two events take 5 us, and the smallest steps 80."""
+"""Steps, one of which is timed: events cost the host some time, and the smallest steps take 80 us."""
 _KEPT = 64
 _ENOUGH = 0.97
 _LATE, _FULL = 0.02, 0.85

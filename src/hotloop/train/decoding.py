@@ -14,7 +14,7 @@ from torch import Tensor
 from hotloop.data.dataset import Dataset, Sample, attempts_for, read_sample
 from hotloop.data.decode import ENCODED
 from hotloop.data.images import BOXES, PIXELS
-from hotloop.data.loader import LoaderSettings
+from hotloop.data.loader import Batch, LoaderSettings
 from hotloop.train.device_slots import DeviceSlot
 
 T = TypeVar("T")
@@ -76,22 +76,16 @@ class Decoding:
             self._thread.shutdown()
             raise
 
-    def start(
-        self, arrays: Mapping[str, np.ndarray], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int,
-        indices: np.ndarray, asked: Sequence[int],
-    ) -> "Future[Decoded]":  # fmt: skip
+    def start(self, batch: Batch, sent: Mapping[str, Tensor], slot: DeviceSlot) -> "Future[Decoded]":
         """Finish a batch; what it is in must stay as it is until then.
 
         Args:
-            arrays: the batch on the host.
             sent: where it is on the device, all but the pixels of what is still encoded.
-            indices: the samples in it.
-            asked: those that were asked for, before any was replaced.
 
         Raises:
             DamagedSample: from the result: a sample is damaged, and nothing could or was to take its place.
         """
-        return self._thread.submit(self._finish, arrays, sent, slot, epoch, indices, asked)
+        return self._thread.submit(self._finish, batch, sent, slot)
 
     def close(self) -> None:
         """End the thread, once it has done what it was given, and the decoder."""
@@ -104,39 +98,33 @@ class Decoding:
         """Do something else with the decoder, where it lives."""
         return self._thread.submit(work, self._decoder).result()
 
-    def _finish(
-        self, arrays: Mapping[str, np.ndarray], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int,
-        indices: np.ndarray, asked: Sequence[int],
-    ) -> Decoded:  # fmt: skip
-        places = encoded_places(arrays)
+    def _finish(self, batch: Batch, sent: Mapping[str, Tensor], slot: DeviceSlot) -> Decoded:
+        arrays, places = batch.arrays, encoded_places(batch.arrays)
         slot.wait_unused()
         started = time.perf_counter()
         rooms = [pixel_room(sent[PIXELS][place], arrays[BOXES][place]) for place in places]
         with torch.cuda.stream(self._stream):
             done = self._decoder.decode([file_of(arrays, place) for place in places], rooms)
-        seconds = time.perf_counter() - started
+        decoded = Decoded(np.asarray(batch.indices), seconds=time.perf_counter() - started)
         refused = [place for place, is_there in zip(places, done, strict=True) if not is_there]
         if not refused:
-            return Decoded(indices, {}, seconds)
-        return self._read_here({place: asked[place] for place in refused}, sent, slot, epoch, indices, seconds)
-
-    def _read_here(
-        self, asked: Mapping[int, int], sent: Mapping[str, Tensor], slot: DeviceSlot, epoch: int, indices: np.ndarray,
-        seconds: float,
-    ) -> Decoded:  # fmt: skip
-        """Read samples, by their place, as a worker would: what is damaged is replaced by the same one."""
+            return decoded
         slot.wait_sent()
-        indices, damages = indices.copy(), {}
+        return self._read_here(refused, batch, sent, decoded)
+
+    def _read_here(self, places: Sequence[int], batch: Batch, sent: Mapping[str, Tensor], decoded: Decoded) -> Decoded:
+        """Read samples as a worker would: what is damaged is replaced by the same one."""
+        indices, damages = decoded.indices.copy(), {}
         attempts = attempts_for(self._settings.on_damaged)
         with torch.cuda.stream(self._stream):
-            for place, index in asked.items():
-                filled = read_sample(self._dataset, self._settings.seed, epoch, index, attempts)
+            for place in places:
+                filled = read_sample(self._dataset, self._settings.seed, batch.epoch, batch.asked[place], attempts)
                 _put(filled.sample, sent, place)
                 indices[place] = filled.index
                 damages.update({damage.name: damage.reason for damage in filled.damages})
         if self._stream:
             self._stream.synchronize()
-        return Decoded(indices, damages, seconds)
+        return Decoded(indices, damages, decoded.seconds)
 
 
 def encoded_places(arrays: Mapping[str, np.ndarray]) -> list[int]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Open as a rule: passing it takes a microsecond."""
+    """Open as a rule: passing it takes 3 us."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -221,7 +221,8 @@ class LoaderSource:
             self.damages.update(sending.damages)
             self.stages = self.stages.plus(batch.took).plus(took)
             now = time.perf_counter()
-            self._split.saw(now - started, batch.took.late, took.decoding)
+            if self._decoding:
+                self._split.saw(now - started, batch.took.late, took.decoding)
             started = now
         if ahead:
             yield from ahead.handed_over()
@@ -238,7 +239,7 @@ class LoaderSource:
         tensors = dict(zip(arrays, slot.send([torch.from_numpy(a) for a in arrays.values()], parts), strict=True))
         decoded = None
         if self._decoding and places:
-            decoded = self._decoding.start(arrays, tensors, slot, batch.epoch, indices, batch.asked)
+            decoded = self._decoding.start(batch, tensors, slot)
         return _Sending(DeviceBatch(tensors, indices, batch.epoch, batch.number), slot, decoded)
 
     def _arrays(self, batch: Batch) -> dict[str, np.ndarray]:
