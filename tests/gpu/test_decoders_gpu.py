@@ -1,5 +1,6 @@
 """The card's JPEG engines: the CPU's pixels, under load and in a training, and nothing lost where they fail."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from hotloop.core.machine import read_machine
 from hotloop.data.decode import decode_whole
 from hotloop.data.image_list import find_images
 from hotloop.data.images import ImageFiles, RandomCrop
-from hotloop.train.decoder_check import check_decoder, encoded_samples
+from hotloop.train.dali_decoder import DaliDecoder, dali_is_installed
+from hotloop.train.decoder_check import SAMPLES, check_decoder, encoded_samples
+from hotloop.train.decoding import DeviceDecoder
 from hotloop.train.hardware_decoder import HardwareDecoder, nvjpeg_library
 from hotloop.train.observer import Event, Observer, Started, Warned
 
@@ -39,13 +42,19 @@ def decoder() -> HardwareDecoder:
     return HardwareDecoder(GPU, library)
 
 
-def test_the_engines_decode_as_the_cpu_does_while_the_card_is_busy(photographs: Path) -> None:
+NEEDS_DALI = pytest.mark.skipif(not dali_is_installed(), reason="no DALI: pip install 'hotloop[dali]'")
+
+
+@pytest.mark.parametrize("new", [decoder, pytest.param(lambda: DaliDecoder(GPU, SAMPLES), marks=NEEDS_DALI)])
+def test_decoders_make_the_pixels_of_the_cpu_while_the_card_is_busy(
+    photographs: Path, new: Callable[[], DeviceDecoder]
+) -> None:
     files = ImageFiles(find_images(str(photographs)), 32, RandomCrop((0.3, 1), (0.7, 1.4), 0.5), 10**8, resize=False)
     samples = encoded_samples(files, 0)
-    assert len(samples) == 64
-    engines = decoder()
-    checked = check_decoder(engines, samples, GPU)
-    engines.close()
+    assert len(samples) == SAMPLES
+    tried = new()
+    checked = check_decoder(tried, samples, GPU)
+    tried.close()
     assert not checked.fault
     assert checked.difference < 0.5
 
@@ -84,15 +93,16 @@ def job(folder: Path, run_dir: Path, **data: Any) -> Job:
     return parse_job(raw, "job")
 
 
-def test_a_training_with_the_engines_is_the_one_without(photographs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asked", "used"), [("auto", "hardware"), pytest.param("dali", "dali", marks=NEEDS_DALI)])
+def test_a_training_with_a_decoder_is_the_one_without(photographs: Path, tmp_path: Path, asked: str, used: str) -> None:
     ends = []
-    for decode in ("cpu", "auto"):
+    for decode in ("cpu", asked):
         told = Told()
         result = train_job(job(photographs, tmp_path / decode, decode=decode), read_machine(), told)[1]
         assert result.captured, result.not_captured
         ends.append(result)
-    assert told.choices["data.decode"] == "hardware"
-    assert ends[1].decode == "hardware"
+    assert told.choices["data.decode"] == used
+    assert ends[1].decode == used
     assert ends[1].metrics["train_loss"] == pytest.approx(ends[0].metrics["train_loss"], rel=2e-2)
 
 

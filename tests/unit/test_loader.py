@@ -496,5 +496,5 @@ def _is_python(pid: int) -> bool:
 
 
 def test_worker_counts_suit_the_machine() -> None:
-    assert [workers_for(cpus, accelerated=True) for cpus in (1, 2, 16, 64)] == [1, 1, 15, 16]
+    assert [workers_for(cpus, accelerated=True) for cpus in (1, 2, 16, 64)] == [1, 1, 14, 16]
     assert workers_for(16, accelerated=False) == 1

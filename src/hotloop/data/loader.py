@@ -108,6 +108,11 @@ class Loader:
         return self.settings.batches(len(self.dataset))
 
     @property
+    def workers(self) -> int:
+        """Processes that fill its batches; 1 if this one does."""
+        return max(1, self._pool.workers)
+
+    @property
     def memory(self) -> np.ndarray:
         """What its batches are views of, as bytes: page-lock it for faster copies to a GPU."""
         return self._ring.memory
@@ -206,5 +211,9 @@ class Loaders:
 
 
 def workers_for(cpus: int, accelerated: bool) -> int:
-    """How many workers suit a machine: beside a GPU all processors but one; otherwise the step needs them itself."""
-    return max(1, min(16, cpus - 1)) if accelerated else 1
+    """How many workers suit a machine.
+
+    Beside a GPU all processors but two, which the training process and its threads take, of up to eight but one;
+    otherwise the step needs them itself.
+    """
+    return max(1, min(16, cpus - (2 if cpus > 8 else 1))) if accelerated else 1

@@ -100,6 +100,11 @@ class WorkerPool:
             self.close()
             raise
 
+    @property
+    def workers(self) -> int:
+        """Processes that it has."""
+        return len(self._workers)
+
     def submit(self, feed: int, slot: int, epoch: int, indices: Sequence[int], encoded: int = 0) -> Ticket:
         """Have a batch filled; `wait` for its ticket before the slot is read.
 

@@ -173,7 +173,7 @@ class LoaderSource:
         self._device = device
         self._numbers = numbers
         self._decoding = decoding
-        self._split = Split(loader.settings.batch_size)
+        self._split = Split(loader.settings.batch_size, loader.workers)
         self._table: tuple[int, np.ndarray] = (-1, np.zeros((0, 0)))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -216,13 +216,13 @@ class LoaderSource:
                 with suppress(Exception):
                     sending.wait()
                 raise
-            took = sending.wait()  # the loader fills its place anew once it is asked for the next batch
+            took = batch.took.plus(sending.wait())  # the loader fills its place anew once the next batch is asked for
             ahead = sending
             self.damages.update(sending.damages)
-            self.stages = self.stages.plus(batch.took).plus(took)
+            self.stages = self.stages.plus(took)
             now = time.perf_counter()
             if self._decoding:
-                self._split.saw(now - started, batch.took.late, took.decoding)
+                self._split.saw(now - started, took)
             started = now
         if ahead:
             yield from ahead.handed_over()

@@ -1,60 +1,54 @@
 """How a batch's images are divided between the workers and a decoder of the device."""
 
-import math
 from statistics import median
+
+from hotloop.data.stages import Stages
 
 _BATCHES = 4
 """Over which is measured; as many again go by until a change is seen, as those are under way."""
-_EARLY, _LATE, _FULL = 0.002, 0.01, 0.98
-"""Shares of the time: up to which the workers count as early, and from which on as late, as a step is on its way while
-they are waited for; and from which on the decoder counts as always at work."""
-_MORE, _MOVED = 1 / 32, 1 / 4
-"""By which the images of workers grow that are early; and how much of a batch is moved at once, as they may have been
-late for once."""
-_BACK = 1 / 8
-"""Of its images that go back to early workers from a decoder that is always at work."""
+_LOAD = 0.9
+"""Share of the time that workers may be at work, so that one image that takes longer does not make them late."""
 
 
 class Split:
     """Finds how many images of a batch the decoder should take, while the training runs.
 
-    As few as let the workers be just in time: what the decoder does on the device may hold up the step, and beside a
-    step it may be slow itself.
+    As few as let the workers be in time with some to spare, as what the decoder does on the device takes time from the
+    step; but not so many that it would need longer than they do.
+
+    Args:
+        workers: that prepare a batch's samples side by side.
 
     Attributes:
         count: images of a batch that the decoder takes; a quarter of them at first.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self.count = -(-batch_size // 4)
+    def __init__(self, batch_size: int, workers: int) -> None:
+        self.count = batch_size // 4
         self._batch_size = batch_size
-        self._seen: list[tuple[float, float]] = []
+        self._workers = workers
+        self._seen: list[tuple[float, float, float, float]] = []
+        self._image, self._decoder = 0.0, 0.0
 
-    def saw(self, seconds: float, waited: float, decoded: float) -> None:
+    def saw(self, seconds: float, took: Stages) -> None:
         """A batch is there.
 
         Args:
             seconds: since the one before was.
-            waited: of those, for the workers.
-            decoded: that the decoder was at work on it.
+            took: what its way took.
         """
-        self._seen.append((waited / seconds, decoded / seconds))
+        self._seen.append((seconds - took.late, took.reading, took.working, took.decoding))
         if len(self._seen) < 2 * _BATCHES:
             return
-        late, busy = (median(each) for each in zip(*self._seen[_BATCHES:], strict=True))
+        needed, reading, working, decoding = (median(each) for each in zip(*self._seen[_BATCHES:], strict=True))
         self._seen.clear()
-        if late > _LATE:
-            most = self.count + math.ceil(_MOVED * self._batch_size)
-            self.count = max(self.count, min(most, self._for_late_workers(late, busy)))
-        elif late < _EARLY:
-            more = _MORE * (self._batch_size - self.count) if busy < _FULL else _BACK * self.count
-            self.count = max(0, self.count - max(1, math.ceil(more)))
-
-    def _for_late_workers(self, late: float, busy: float) -> int:
-        """So many that the rest is done in time; or, if that is too many, that both are done at the same time."""
         kept = self._batch_size - self.count
-        in_time = self.count + math.ceil((late - _EARLY) * kept)
-        if not busy:
-            return in_time
-        workers, decoder = kept, _FULL * self.count / busy  # images in the time of a batch
-        return min(in_time, math.floor(self._batch_size * decoder / (workers + decoder)))
+        read = reading / self._workers
+        if kept:
+            self._image = (working - reading) / self._workers / kept
+        if self.count:
+            self._decoder = decoding / self.count
+        # What workers read and decode, `read` + kept * `_image`, is done in time; or when the decoder has the rest.
+        in_time = (_LOAD * needed - read) / self._image
+        together = (self._batch_size * self._decoder - read) / (self._image + self._decoder)
+        self.count = self._batch_size - min(self._batch_size, max(0, round(max(in_time, together))))
