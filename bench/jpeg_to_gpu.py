@@ -223,6 +223,7 @@ CONTENDERS: dict[str, Callable[[Sizes, Path, int], list[float]]] = {
     "data on the GPU": resident_epochs,
     "hotloop": partial(hotloop_epochs, decode="auto"),
     "hotloop, processors alone": partial(hotloop_epochs, decode="cpu"),
+    "hotloop, decoding with DALI": partial(hotloop_epochs, decode="dali"),
     "DataLoader, torchvision": partial(dataloader_epochs, decoder="torchvision"),
     "DataLoader, OpenCV": partial(dataloader_epochs, decoder="opencv"),
     "DALI, 12 % on engines, 16 threads": partial(dali_epochs, hardware=0.12, threads=16),
