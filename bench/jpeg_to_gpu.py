@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ class OpenCVCrop:
 def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> list[float]:
     """The loop of the guides over a DataLoader."""
     import torch
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, RandomSampler
     from torchvision import datasets, io
     from torchvision.transforms import v2
 
@@ -138,14 +138,19 @@ def dataloader_epochs(sizes: Sizes, folder: Path, epochs: int, decoder: str) -> 
         data = datasets.ImageFolder(str(folder), v2.Compose(crop), loader=partial(io.decode_image, mode="RGB"))
     workers = len(os.sched_getaffinity(0))
     gpu = sizes.device == "cuda"
-    loader = DataLoader(data, sizes.batch, shuffle=True, num_workers=workers, pin_memory=gpu, drop_last=True,
-                        persistent_workers=True, prefetch_factor=4)  # fmt: skip
+    # One long pass: between passes a DataLoader starts from nothing, which large data sets do not notice.
+    steps = len(data) // sizes.batch
+    sampler = RandomSampler(data, num_samples=epochs * steps * sizes.batch)
+    loader = DataLoader(data, sizes.batch, sampler=sampler, num_workers=workers, pin_memory=gpu, prefetch_factor=4)
     train = by_hand(sizes)
     mean, scale = (torch.tensor(values, device=sizes.device).view(3, 1, 1) for values in (_MEAN, _STD))
-    seconds = []
+    # Compiled before the workers begin: else what they have in stock by then would be counted as speed.
+    empty = torch.zeros(sizes.batch, 3, sizes.pixels, sizes.pixels, device=sizes.device)
+    train(empty.contiguous(memory_format=torch.channels_last), torch.zeros(sizes.batch, device=sizes.device).long())
+    seconds, batches = [], iter(loader)
     for _ in range(epochs):
         started = time.perf_counter()
-        for pixels, labels in loader:
+        for pixels, labels in islice(batches, steps):
             images = pixels.to(sizes.device, non_blocking=True).float().div_(255).sub_(mean).div_(scale)
             images = images.contiguous(memory_format=torch.channels_last)
             labels = labels.to(sizes.device, non_blocking=True)

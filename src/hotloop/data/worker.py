@@ -1,5 +1,6 @@
 """The work of one worker process: read samples, write them into their places in the ring."""
 
+import os
 import signal
 import time
 import traceback
@@ -80,6 +81,10 @@ class Filling:
     took: Stages = NOTHING
 
 
+_NICE = 5
+"""The training process and the threads that feed the device come first where processors are few."""
+
+
 def fill(feed: Feed, chunk: Chunk) -> Filling:
     """Read a chunk's samples and write them into the ring. The same chunk always gives the same bytes."""
     started, read = time.perf_counter(), READING.seconds
@@ -142,6 +147,7 @@ def work(connection: Connection, rings: tuple[Ring, ...]) -> None:
     # Ctrl-C and a scheduler's SIGTERM reach the whole group; the training process decides when the workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(_NICE)
     with suppress(EOFError, OSError):
         content = connection.recv_bytes()
         try:

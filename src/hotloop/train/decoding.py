@@ -16,6 +16,7 @@ from hotloop.data.decode import ENCODED
 from hotloop.data.images import BOXES, PIXELS
 from hotloop.data.loader import Batch, LoaderSettings
 from hotloop.train.device_slots import DeviceSlot
+from hotloop.train.gate import LOADING
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class Decoding:
         slot.wait_unused()
         started = time.perf_counter()
         rooms = [pixel_room(sent[PIXELS][place], arrays[BOXES][place]) for place in places]
-        with torch.cuda.stream(self._stream):
+        with LOADING.passed(), torch.cuda.stream(self._stream):
             done = self._decoder.decode([file_of(arrays, place) for place in places], rooms)
         decoded = Decoded(np.asarray(batch.indices), seconds=time.perf_counter() - started)
         refused = [place for place, is_there in zip(places, done, strict=True) if not is_there]

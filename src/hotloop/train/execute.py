@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hotloop.train.compiler import without_compiler
 from hotloop.train.device_slots import Addresses, addresses
+from hotloop.train.gate import LOADING, PATIENCE_SECONDS
 from hotloop.train.pieces import release
 from hotloop.train.probe import probe, where_raised
 
@@ -208,9 +209,11 @@ class _Graph:
         # Rooms are not kept: the next ones may lie in the same place, and only a batch that lies there is replayed.
         self._inputs = inputs if copies else []
         self._graph = torch.cuda.CUDAGraph()
-        # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile.
+        # Thread-local: another thread (a logger, a checkpoint writer) may allocate meanwhile. The gate is for DALI: a
+        # capture broke off while it decoded.
         graph = torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _undone_on_failure(stream.device, pool), _no_collection(), graph:
+        closed = LOADING.closed(PATIENCE_SECONDS)
+        with closed, _undone_on_failure(stream.device, pool), _no_collection(), graph:
             self._output = work(_unflatten(inputs, spec))
 
     def replay(self, leaves: Sequence[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A gate that loaders' threads pass, and that is closed while nobody else may draw random numbers of the process."""
+"""A gate that loaders' threads pass, and that is closed while nobody else may draw random numbers or use the card."""
 
 import threading
 from collections.abc import Iterator
@@ -41,4 +41,6 @@ class Gate:
 
 
 LOADING = Gate()
-"""What is inside asks a loader of somebody else's for its next batch."""
+"""What is inside asks a loader of somebody else's for its next batch, or has a decoder at work."""
+PATIENCE_SECONDS = 10.0
+"""For what is inside."""

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotloop.train.gate import LOADING
+from hotloop.train.gate import LOADING, PATIENCE_SECONDS
 
-_PATIENCE_SECONDS = 10.0
-"""For a loader that is at a batch."""
 _LIBRARIES = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), warnings.__file__)
 
 
@@ -47,7 +45,7 @@ def probe() -> Iterator[list[str]]:
         torch.cuda.set_sync_debug_mode("warn")
         try:
             # A loader draws from the same generators, for its augmentation.
-            with LOADING.closed(_PATIENCE_SECONDS):
+            with LOADING.closed(PATIENCE_SECONDS):
                 before = _host_random()
                 yield found
                 drawn = [name for name, state in _host_random().items() if state != before[name]]
