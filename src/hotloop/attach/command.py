@@ -1,0 +1,63 @@
+"""Run somebody's command with hotloop inside of it."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hotloop.attach.inside import VARIABLE, Attachment
+from hotloop.core.errors import InputError
+
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def run_attached(
+    command: Sequence[str], attachment: Attachment, environment: Mapping[str, str], output: int | None = None
+) -> int:
+    """Run a command to its end; its input and output are ours, and so are signals.
+
+    Args:
+        output: a file descriptor for what it writes to its standard output, in place of ours.
+
+    Returns:
+        its exit code; 128 and the signal's number if a signal ended it, as shells say it.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    if not shutil.which(command[0], path=environment.get("PATH")):
+        cause = "a command is a program and its arguments, as you would type them"
+        raise InputError(f"{command[0]}: no such program", cause, "hotloop profile -- python train.py")
+    path = [str(BOOTSTRAP), *filter(None, [environment.get("PYTHONPATH")])]
+    quiet = {"KINETO_LOG_LEVEL": "5"}  # torch's profiler says on the error output that there is no GPU
+    inside = {**quiet, **environment, "PYTHONPATH": os.pathsep.join(path), VARIABLE: attachment.to_json()}
+    with _forwarded_signals() as children:
+        child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command
+        children.append(child)
+        code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _forwarded_signals() -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """What a scheduler sends us goes to the command. Ctrl-C reaches it by itself, being of the same group; it is not
+    ignored here, which the command would inherit.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: object) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield children
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

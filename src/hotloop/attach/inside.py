@@ -1,0 +1,51 @@
+"""What happens in each process that was started under `hotloop`."""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hotloop.attach.imports import when_imported
+
+VARIABLE = "HOTLOOP_ATTACH"
+"""The environment variable that says what is to be started, as JSON."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What is started in every process.
+
+    Attributes:
+        entry: "module:function", called with the module torch, once that is imported, and this.
+        folder: where processes leave what they find.
+        settings: of the entry's own.
+    """
+
+    entry: str
+    folder: str
+    settings: dict[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def start() -> None:
+    """Begin what the environment asks for, as soon as torch is imported."""
+    asked = os.environ.get(VARIABLE)
+    if not asked:
+        return
+    attachment = Attachment(**json.loads(asked))
+    (Path(attachment.folder) / f"attached-{os.getpid()}").touch()
+    module, _, name = attachment.entry.partition(":")
+
+    def begin(torch: ModuleType) -> None:
+        try:
+            getattr(import_module(module), name)(torch, attachment)
+        except Exception as error:  # the user's process goes on in any case
+            print(f"hotloop could not start in this process: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+
+    when_imported("torch", begin)

@@ -1,0 +1,161 @@
+"""What is concluded about a script: where a step's time goes, what it costs, and what would help."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.errors import InputError
+
+KINDS = ("input", "copy", "launch", "sync", "compute", "communication", "other")
+"""Where the time of a step can go."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operation of the trace, all its calls together.
+
+    Attributes:
+        calls: a step.
+        seconds: a step; on the GPU where there is one.
+    """
+
+    name: str
+    calls: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Of steps that are like others; the mean is what speed follows from."""
+
+    median: float
+    p10: float
+    p90: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Steps with a part left out.
+
+    Attributes:
+        step_seconds: mean.
+        gain: share of the whole step's time that was saved.
+    """
+
+    name: str
+    step_seconds: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time.
+
+    Attributes:
+        id: its name, for scripts.
+        evidence: what was measured.
+        gain_at_most: share of the step's time that mending it can save: measured where a part was left out, else by
+            Amdahl's law.
+        fix: what to change.
+        location: "FILE:LINE" of the script, if one is known.
+    """
+
+    id: str
+    title: str
+    evidence: str
+    gain_at_most: float
+    fix: str
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """One process of several.
+
+    Attributes:
+        waiting: share of its step in which it waited for slower ranks; part of its communication.
+    """
+
+    rank: int
+    step_seconds: StepSeconds
+    shares: Mapping[str, float]
+    waiting: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a training goes.
+
+    Attributes:
+        command: that was profiled.
+        device: "cuda" or "cpu".
+        steps_measured: that are like others.
+        shares: of a step's time, by kind; their sum is 1.
+        verdict: the kind that holds the training up.
+        sentence: the same in words.
+        overhead_ratio: by how much watching lengthened a step; noise may make it negative.
+        unseen: what could not be measured, and why.
+        memory: bytes and counts of the GPU's allocator.
+        files: written besides, by kind.
+    """
+
+    command: tuple[str, ...]
+    device: str
+    device_name: str
+    steps_measured: int
+    step_seconds: StepSeconds
+    shares: Mapping[str, float]
+    verdict: str
+    sentence: str
+    ablations: tuple[Ablation, ...]
+    overhead_ratio: float
+    findings: tuple[Finding, ...]
+    ranks: tuple[RankProfile, ...] = ()
+    operators: tuple[Operator, ...] = ()
+    unseen: tuple[str, ...] = ()
+    memory: Mapping[str, float] = field(default_factory=dict)
+    gpu_idle: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, file: Path) -> "Profile":
+        """Read what `hotloop profile --json` has printed.
+
+        Raises:
+            InputError: the file cannot be read, or is something else.
+        """
+        fix = f"hotloop profile --json -- python train.py > {file.name}"
+        try:
+            raw = json.loads(file.read_text())
+        except OSError as error:
+            raise InputError(f"cannot read {file}", error.strerror or str(error), fix) from error
+        except ValueError as error:
+            raise InputError(f"{file} is no profile", f"it is not JSON: {error}", fix) from error
+        missing = sorted({one.name for one in fields(cls)} - set(raw)) if isinstance(raw, dict) else ["everything"]
+        if missing:
+            raise InputError(f"{file} is no profile", f"it lacks {', '.join(missing)}", fix)
+        return cls(
+            **{
+                **{one.name: raw[one.name] for one in fields(cls)},
+                "command": tuple(raw["command"]),
+                "step_seconds": StepSeconds(**raw["step_seconds"]),
+                "ablations": _each(Ablation, raw["ablations"]),
+                "findings": _each(Finding, raw["findings"]),
+                "operators": _each(Operator, raw["operators"]),
+                "ranks": tuple(
+                    RankProfile(**{**rank, "step_seconds": StepSeconds(**rank["step_seconds"])})
+                    for rank in raw["ranks"]
+                ),
+            }
+        )
+
+
+def _each(kind: Any, raw: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    return tuple(kind(**one) for one in raw)

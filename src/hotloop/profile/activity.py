@@ -1,0 +1,59 @@
+"""How busy processes and threads were, by the kernel's own accounts."""
+
+import os
+import resource
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Activity:
+    """What some processes, and this one's threads, do from now on."""
+
+    def __init__(self, workers: Sequence[int]) -> None:
+        self._started = time.perf_counter()
+        self._busy = _ended_seconds() + sum(map(_processor_seconds, workers))
+        self._queued = _schedstat(1)
+        self._ran = _schedstat(0)
+
+    def workers_busy(self, workers: Sequence[int]) -> float:
+        """Mean share of the time that a worker was on a processor.
+
+        Args:
+            workers: those of now; what others have done by then has been added to the children that have ended.
+        """
+        if not workers:
+            return 0.0
+        used = _ended_seconds() + sum(map(_processor_seconds, workers)) - self._busy
+        return used / (time.perf_counter() - self._started) / len(workers)
+
+    def queued(self) -> float:
+        """Share of the time in which this process's threads wanted a processor that they had to wait for one."""
+        waited, ran = _schedstat(1) - self._queued, _schedstat(0) - self._ran
+        return waited / (waited + ran) if waited + ran > 0 else 0.0
+
+
+def _ended_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+
+
+def _processor_seconds(process: int) -> float:
+    with suppress(OSError, IndexError, ValueError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+    return 0.0
+
+
+def _schedstat(number: int) -> float:
+    """Seconds that threads of this process have run (0) or waited for a processor (1):
+    https://docs.kernel.org/scheduler/sched-stats.html
+    """
+    total = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError, IndexError, ValueError):
+            total += int((thread / "schedstat").read_text().split()[number])
+    return total / 1e9

@@ -1,0 +1,87 @@
+"""From what the processes of a script have left to its profile."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hotloop import __version__
+from hotloop.core.profile import Ablation, Finding, Profile
+from hotloop.core.units import format_seconds
+from hotloop.profile.findings import Evidence, findings
+from hotloop.profile.measured import Measured
+from hotloop.profile.shares import (
+    ablations,
+    overhead_ratio,
+    rank_profiles,
+    regular_steps,
+    shares,
+    slow_rank,
+    step_seconds,
+    verdict,
+)
+from hotloop.profile.timeline import Timeline, read_trace, timeline
+
+_PHRASES = {
+    "input": "waits for data",
+    "copy": "waits for copies to the GPU",
+    "launch": "goes by while the host launches kernels too slowly",
+    "sync": "is lost after waits of the host for the GPU",
+    "compute": "is computing",
+    "communication": "is communication that nothing hides",
+    "other": "is spent in Python outside of torch",
+}
+
+
+def read_measured(folder: Path) -> list[Measured]:
+    """What processes that train have left, by rank."""
+    found = [Measured.load(file) for file in folder.glob("measured-*.json")]
+    return sorted((one for one in found if one.steps_seen), key=lambda one: one.rank)
+
+
+def conclude(
+    measured: Sequence[Measured], folder: Path, command: Sequence[str]
+) -> tuple[Profile, Timeline | None, Path | None]:
+    """The profile of a script whose processes have each measured the block "watched" at least, and what its trace says.
+
+    With several ranks the slow one is told about, if there is one, else the first.
+    """
+    lines = [timeline(read_trace(folder / one.trace)) if one.trace else None for one in measured]
+    ranks = rank_profiles(measured, lines)
+    slow = slow_rank(ranks)
+    number = ranks.index(slow) if slow else 0
+    one, line = measured[number], lines[number]
+    found, left_out = shares(one, line), ablations(one)
+    several = ranks if len(ranks) > 1 else ()
+    causes = findings(Evidence(one, found, left_out, several))
+    watched = one.block("watched")
+    assert watched
+    seconds, kind = step_seconds(watched), verdict(found)
+    profile = Profile(
+        command=tuple(command),
+        device=one.device,
+        device_name=one.device_name,
+        steps_measured=len(regular_steps(watched)),
+        step_seconds=seconds,
+        shares=found,
+        verdict=kind,
+        sentence=_sentence(kind, found[kind], seconds.mean, causes, left_out),
+        ablations=left_out,
+        overhead_ratio=overhead_ratio(one),
+        findings=causes,
+        ranks=several,
+        operators=line.operators if line else (),
+        unseen=one.unseen,
+        memory=one.memory,
+        gpu_idle=line.gpu_idle if line else 0.0,
+        versions={"hotloop": __version__, "torch": str(one.facts["torch"])},
+    )
+    return profile, line, folder / one.trace if one.trace else None
+
+
+def _sentence(kind: str, share: float, seconds: float, causes: Sequence[Finding], left_out: Sequence[Ablation]) -> str:
+    text = f"{kind}-bound: {share:.0%} of each step of {format_seconds(seconds)} {_PHRASES[kind]}"
+    proof = {"input": "cached_batch", "copy": "batch_on_device", "sync": "no_sync"}.get(kind)
+    without = next((one for one in left_out if one.name == proof), None)
+    if without:
+        text += f"; without it a step took {format_seconds(without.step_seconds)}"
+    cause = next((one for one in causes if one.id.startswith(kind)), None)
+    return f"{text} ({cause.title})" if cause else text

@@ -1,0 +1,49 @@
+"""What is noted of a script's torch and model, besides times."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def script_facts(torch: Any, device: Any) -> dict[str, Any]:
+    """Fields of `Measured` that stay as they are while the script runs."""
+    gpu = device.type == "cuda"
+    return {
+        "rank": int(os.environ.get("RANK", "0")),
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "device": "cuda" if gpu else "cpu",
+        "device_name": torch.cuda.get_device_name(device) if gpu else _processor(),
+        "facts": {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "processors": len(os.sched_getaffinity(0)),
+            "tf32": torch.get_float32_matmul_precision() != "highest",
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        },
+    }
+
+
+def allocator_counts(torch: Any, device: str) -> dict[str, float]:
+    """Of torch's allocator of the current GPU; names that begin with "num" count up."""
+    if device != "cuda":
+        return {}
+    statistics = torch.cuda.memory_stats()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "num_alloc_retries": statistics.get("num_alloc_retries", 0),
+        "num_device_alloc": statistics.get("num_device_alloc", 0),
+        "num_device_free": statistics.get("num_device_free", 0),
+        "peak_bytes": statistics.get("allocated_bytes.all.peak", 0),
+        "reserved_bytes": statistics.get("reserved_bytes.all.current", 0),
+        "free_bytes": free,
+        "total_bytes": total,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,244 @@
+"""What costs time in a script, each with what was measured of it. Nothing is said by rule of thumb alone."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from hotloop.core.profile import Ablation, Finding, RankProfile
+from hotloop.core.units import count, format_seconds
+from hotloop.profile.measured import Block, LoaderFacts, Measured
+from hotloop.profile.shares import mean_seconds, regular_steps, slow_rank
+
+_WORTH_SAYING = 0.02
+_BUSY = 0.7
+"""Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
+_QUEUED = 0.2
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What findings are made from.
+
+    Attributes:
+        measured: of the rank that is told about.
+        shares: its.
+        ablations: its.
+        ranks: all.
+    """
+
+    measured: Measured
+    shares: Mapping[str, float]
+    ablations: tuple[Ablation, ...]
+    ranks: tuple[RankProfile, ...] = ()
+
+    @property
+    def watched(self) -> Block:
+        block = self.measured.block("watched")
+        assert block
+        return block
+
+    @property
+    def processors(self) -> int:
+        return int(self.measured.facts["processors"])
+
+    def gain(self, name: str) -> float | None:
+        """Of an ablation; None if it was not done."""
+        return next((one.gain for one in self.ablations if one.name == name), None)
+
+
+def findings(evidence: Evidence) -> tuple[Finding, ...]:
+    """All that are worth saying, the largest gain first."""
+    found = [
+        *_input(evidence), *_epoch_start(evidence), *_copy(evidence), *_sync(evidence), *_launch(evidence),
+        *_memory(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence), *_ranks(evidence),
+        *_precision(evidence),
+    ]  # fmt: skip
+    return tuple(sorted((one for one in found if one.gain_at_most >= _WORTH_SAYING), key=lambda one: -one.gain_at_most))
+
+
+def _input(evidence: Evidence) -> Iterator[Finding]:
+    loader, share = evidence.measured.loader, evidence.shares["input"]
+    measured = evidence.gain("cached_batch")
+    gain = share if measured is None else max(0.0, measured)
+    if loader is None or max(share, gain) < _WORTH_SAYING:
+        return
+    waits = f"{share:.0%} of a step waits for the DataLoader"
+    kind, title, why, fix = _input_cause(loader, evidence.processors // evidence.measured.local_world_size)
+    yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line)
+
+
+def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str, str]:
+    """Id, title, evidence and fix."""
+    busy = f"on a processor {loader.workers_busy:.0%} of the time"
+    if not loader.workers:
+        fix = f"DataLoader(..., num_workers={max(1, processors)}, persistent_workers=True)"
+        return "no_workers", "samples are loaded by the training process itself", f"num_workers=0, {busy}", fix
+    workers = f"{loader.workers} worker{'s' if loader.workers > 1 else ''}, {busy}"
+    if loader.workers_busy < _BUSY:
+        fix = f"a faster disk, or more workers, as waiting needs no processor: num_workers={4 * loader.workers}"
+        return "slow_storage", "workers wait for something that is not a processor: disk, network, locks", workers, fix
+    if loader.workers < processors:
+        fix = f"num_workers={processors}"
+        return "few_workers", "workers compute all the time, and processors are left", workers, fix
+    fix = "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)"
+    return "slow_transform", "workers compute all the time on all processors", workers, fix
+
+
+def _epoch_start(evidence: Evidence) -> Iterator[Finding]:
+    loader, steps = evidence.measured.loader, evidence.watched.steps
+    usual = mean_seconds(evidence.watched)
+    edges = [step for step in steps if not step.regular]
+    if loader is None or not edges or loader.persistent_workers or not loader.workers:
+        return
+    extra = sum(max(0.0, step.input - fmean(one.input for one in regular_steps(evidence.watched))) for step in edges)
+    yield Finding(
+        "input.epoch_start",
+        "workers are started anew for each epoch",
+        f"{format_seconds(extra / len(edges))} each of {len(edges)} times; the other steps take {format_seconds(usual)}",
+        extra / sum(step.seconds for step in steps),
+        "DataLoader(..., persistent_workers=True)",
+        loader.line,
+    )
+
+
+def _copy(evidence: Evidence) -> Iterator[Finding]:
+    loader, share = evidence.measured.loader, evidence.shares["copy"]
+    resident, cached = evidence.gain("batch_on_device"), evidence.gain("cached_batch")
+    gain = share if resident is None or cached is None else max(0.0, resident - cached)
+    pinned = loader is not None and loader.pin_memory
+    evidence_text = f"{share:.0%} of a step; the DataLoader gives {'page-locked' if pinned else 'pageable'} memory"
+    fix = "copy a batch ahead: for batch in hotloop.prefetch(loader)"
+    if not pinned:
+        fix = f"DataLoader(..., pin_memory=True) and .to(device, non_blocking=True); or {fix}"
+    yield Finding("copy", "the GPU waits for copies from the host", evidence_text, gain, fix)
+
+
+def _sync(evidence: Evidence) -> Iterator[Finding]:
+    share, measured = evidence.shares["sync"], evidence.gain("no_sync")
+    lines = sorted(evidence.measured.sync_lines.items(), key=lambda item: -item[1])
+    if not lines:
+        return
+    where, _, call = lines[0][0].rpartition(" ")
+    named = ", ".join(f"{line} {format_seconds(seconds)}" for line, seconds in lines[:3])
+    yield Finding(
+        "sync",
+        "the host waits for the GPU, which then waits for the host",
+        f"{share:.0%} of a step the GPU rests after such a wait; the longest: {named}",
+        share if measured is None else max(0.0, measured),
+        f"keep values on the device and read them every 50 steps ({call} waits each time)",
+        where,
+    )
+
+
+def _launch(evidence: Evidence) -> Iterator[Finding]:
+    share = evidence.shares["launch"]
+    yield Finding(
+        "launch",
+        "the host launches kernels more slowly than the GPU runs them",
+        f"{share:.0%} of a step the GPU rests while the host is at work inside of torch",
+        share,
+        'model = torch.compile(model, mode="reduce-overhead"), or larger batches',
+    )
+
+
+def _memory(evidence: Evidence) -> Iterator[Finding]:
+    memory = evidence.measured.memory
+    allocations, frees = memory.get("num_device_alloc_a_step", 0.0), memory.get("num_device_free_a_step", 0.0)
+    if allocations < 0.5 or frees < 0.5:
+        return
+    cleared = memory.get("num_empty_caches_a_step", 0.0)
+    why = f", torch.cuda.empty_cache() {cleared:.1f} times" if cleared else ""
+    share = evidence.shares["sync"] + evidence.shares["launch"] + evidence.shares["other"]
+    yield Finding(
+        "memory.thrash",
+        "GPU memory is given back and asked for again and again",
+        f"{allocations:.1f} allocations and {frees:.1f} frees of the driver a step{why}",
+        share,
+        "take empty_cache() out" if cleared else "smaller batches, or PYTORCH_ALLOC_CONF=expandable_segments:True",
+    )
+
+
+def _threads(evidence: Evidence) -> Iterator[Finding]:
+    measured = evidence.gain("fewer_threads")
+    threads, ranks = int(evidence.measured.facts["threads"]), evidence.measured.local_world_size
+    if measured is None:
+        return
+    right = max(1, evidence.processors // ranks)
+    yield Finding(
+        "threads.oversubscribed",
+        "more threads than processors",
+        f"{threads} threads of torch's in {count(ranks, 'process', 'processes')} on {evidence.processors} processors; "
+        f"they waited for one {evidence.watched.queued:.0%} of the time",
+        max(0.0, measured),
+        f"OMP_NUM_THREADS={right}, or torch.set_num_threads({right})",
+    )
+
+
+def _recompiles(evidence: Evidence) -> Iterator[Finding]:
+    steps = evidence.watched.steps
+    compiled = [step for step in steps if step.compiling]
+    if not compiled:
+        return
+    seconds = sum(step.compiling for step in compiled)
+    yield Finding(
+        "recompiles",
+        "torch.compile compiles again while training",
+        f"after warm-up {len(compiled)} of {len(steps)} steps compiled, {format_seconds(seconds / len(compiled))} each",
+        seconds / sum(step.seconds for step in steps),
+        'pad to one shape, or torch.compile(..., dynamic=True); TORCH_LOGS="recompiles" names the reason',
+    )
+
+
+def _python(evidence: Evidence) -> Iterator[Finding]:
+    share, lines = evidence.shares["other"], dict(evidence.watched.lines)
+    loader = evidence.measured.loader
+    own = {line: seen for line, seen in lines.items() if not loader or line != loader.line}
+    if not own:
+        return
+    total = sum(lines.values())
+    where = max(own, key=lambda line: own[line])
+    compiling = sum(step.compiling for step in evidence.watched.steps) / sum(s.seconds for s in evidence.watched.steps)
+    yield Finding(
+        "other.python",
+        "the script's own Python holds the training up",
+        f"{share:.0%} of a step is neither input nor torch; {where} was being run {own[where] / total:.0%} of the time",
+        max(0.0, share - compiling),
+        "do it less often, or outside of the training process",
+        where,
+    )
+
+
+def _ranks(evidence: Evidence) -> Iterator[Finding]:
+    slow, others = slow_rank(evidence.ranks), evidence.ranks
+    if slow:
+        waiting = fmean(rank.waiting for rank in others if rank is not slow)
+        kind = max(slow.shares, key=lambda kind: slow.shares[kind] - fmean(rank.shares[kind] for rank in others))
+        yield Finding(
+            "slow_rank",
+            f"rank {slow.rank} is slower than the others",
+            f"they wait for it {waiting:.0%} of a step; it spends {slow.shares[kind]:.0%} of its own on {kind}",
+            waiting,
+            f"look into rank {slow.rank}: its card, its processors, its part of the data",
+        )
+    if others:
+        real = min(rank.shares["communication"] for rank in others)
+        yield Finding(
+            "communication",
+            "gradients are on their way while nothing is computed",
+            f"{real:.0%} of a step, what ranks wait for each other not counted",
+            real,
+            "more accumulation, gradients as bf16 (bf16_compress_hook), or a faster link",
+        )
+
+
+def _precision(evidence: Evidence) -> Iterator[Finding]:
+    facts, share = evidence.measured.facts, evidence.shares["compute"]
+    fp32 = facts.get("fp32_share", 0.0)
+    if evidence.measured.device == "cuda" and not facts["tf32"] and fp32 > 0.1:
+        yield Finding(
+            "compute.fp32",
+            "matrix products in fp32 leave the tensor cores idle",
+            f"{fp32:.0%} of the GPU's time is in such kernels",
+            share * fp32 * 0.75,
+            'torch.set_float32_matmul_precision("high"), or torch.autocast("cuda", torch.bfloat16)',
+        )

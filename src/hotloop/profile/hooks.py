@@ -1,0 +1,204 @@
+"""What a script's calls are watched by: DataLoaders, copies to a GPU, waits for it, compilation."""
+
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+from hotloop.attach.imports import when_imported
+from hotloop.attach.patches import Patches
+from hotloop.profile.lines import script_line
+from hotloop.profile.measured import StepTime
+
+_WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
+"""Of a tensor on a GPU these return once it is computed."""
+
+
+class Hooks:
+    """Adds up what goes by between two marks, in the thread that trains.
+
+    Attributes:
+        active: whether anything is added up; if not, what is replaced costs a test a call.
+        stand_in: gives batches in place of a loader's own, in ablations; see `Ablations`.
+        annotate: opens a named range in a trace; does nothing while none is recorded.
+        on_mark: opens the range that stands for a mark there.
+        loader: the iterator of the DataLoader that was asked last.
+        in_another_thread: whether a DataLoader was iterated over by a thread that does not train.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.active = True
+        self.stand_in: Callable[[Any, Callable[[], Any]], Any] | None = None
+        self.on_mark: Callable[[], AbstractContextManager[Any]] | None = None
+        self.annotate: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
+        self.loader: Any = None
+        self.loader_line = ""
+        self.in_another_thread = False
+        self.epoch_starts: list[float] = []
+        self.sync_lines: dict[str, float] = defaultdict(float)
+        self.thread = threading.get_ident()
+        self.empty_caches = 0
+        self.input = self.copy = self.sync = self.compiling = 0.0
+        self.loads = 0
+        self.regular = True
+        self._torch = torch
+        self._patches = Patches()
+        self._process = os.getpid()
+        self._began: float | None = None
+        self._depth = 0
+        self._compile_started = 0.0
+        self._clear()
+        when_imported("torch._dynamo.callback", self._watch_compiler)
+
+    def install(self) -> None:
+        torch, data = self._torch, self._torch.utils.data
+        self._patches.replace(data.dataloader._BaseDataLoaderIter, "__next__", self._next)
+        self._patches.replace(data.DataLoader, "__iter__", self._iter)
+        if torch.cuda.is_available():
+            for name in ("to", "cuda"):
+                self._patches.replace(torch.Tensor, name, self._move)
+            for name in _WAITS:
+                self._patches.replace(torch.Tensor, name, partial(self._wait, name))
+            self._patches.replace(torch.cuda, "synchronize", partial(self._wait, "synchronize"))
+            self._patches.replace(torch.cuda, "empty_cache", self._counted)
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        self.active = False
+        self._patches.undo()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Nothing is replaced meanwhile."""
+        self._patches.undo()
+        try:
+            yield
+        finally:
+            self.install()
+
+    def mark(self) -> StepTime | None:
+        """End a step. None at the first call."""
+        if self.on_mark:
+            with self.on_mark():
+                pass
+        now = time.perf_counter()
+        step = None
+        if self._began is not None:
+            step = StepTime(
+                now - self._began, self.input, self.copy, self.sync, self.compiling, self.loads, self.regular
+            )
+        self._began = now
+        self._clear()
+        return step
+
+    def drop_step(self) -> None:
+        """What has gone by since the last mark is none of the script's."""
+        self._began = None
+
+    def adopt_thread(self) -> None:
+        """The thread that calls this is the one that trains."""
+        self.thread = threading.get_ident()
+        self.in_another_thread = False
+
+    def _clear(self) -> None:
+        self.input = self.copy = self.sync = self.compiling = 0.0
+        self.loads = 0
+        self.regular = True
+
+    def _is_ours(self) -> bool:
+        """Whether this is the training's thread, and not inside of something that is being timed."""
+        return self.active and not self._depth and threading.get_ident() == self.thread and os.getpid() == self._process
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._depth += 1
+        started = time.perf_counter()
+        try:
+            with self.annotate(f"hotloop::{name}"):
+                yield
+        finally:
+            self._depth -= 1
+            setattr(self, name, getattr(self, name) + time.perf_counter() - started)
+
+    def _iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def iterate(loader: Any) -> Any:
+            if not self._is_ours():
+                return original(loader)
+            self.regular = False
+            started = time.perf_counter()
+            with self._timed("input"):
+                iterator = original(loader)
+            self.epoch_starts.append(started - time.perf_counter())  # until its first batch is there, see below
+            return iterator
+
+        return iterate
+
+    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(iterator: Any) -> Any:
+            if not self._is_ours():
+                self.in_another_thread |= self.active and not self._depth and os.getpid() == self._process
+                return original(iterator)
+            if self.loader is not iterator:
+                self.loader, self.loader_line = iterator, script_line(sys._getframe(1))
+            started = time.perf_counter()
+            try:
+                with self._timed("input"):
+                    stand_in = self.stand_in
+                    batch = stand_in(iterator, lambda: original(iterator)) if stand_in else original(iterator)
+            except StopIteration:
+                self.regular = False
+                raise
+            if self.epoch_starts and self.epoch_starts[-1] <= 0:
+                self.epoch_starts[-1] = time.perf_counter() - started - self.epoch_starts[-1]
+            self.loads += 1
+            return batch
+
+        return next_batch
+
+    def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cuda or not self._is_ours():
+                return original(tensor, *args, **kwargs)
+            started = time.perf_counter()
+            with self.annotate("hotloop::copy"):
+                moved = original(tensor, *args, **kwargs)
+            if moved.is_cuda:
+                self.copy += time.perf_counter() - started
+            return moved
+
+        return move
+
+    def _wait(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            if (args and not getattr(args[0], "is_cuda", True)) or not self._is_ours():
+                return original(*args, **kwargs)
+            started = time.perf_counter()
+            with self._timed("sync"):
+                value = original(*args, **kwargs)
+            self.sync_lines[f"{script_line(sys._getframe(1))} {name}"] += time.perf_counter() - started
+            return value
+
+        return wait
+
+    def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def empty_cache() -> None:
+            self.empty_caches += 1
+            original()
+
+        return empty_cache
+
+    def _watch_compiler(self, callback: Any) -> None:
+        """torch.compile calls back where it begins and ends."""
+        callback.callback_handler.register_start_callback(self._compile_began)
+        callback.callback_handler.register_end_callback(self._compile_ended)
+
+    def _compile_began(self, *_: object) -> None:
+        self._compile_started = time.perf_counter()
+
+    def _compile_ended(self, *_: object) -> None:
+        self.compiling += time.perf_counter() - self._compile_started

@@ -1,0 +1,124 @@
+"""What is measured inside a script's process, as plain data that travels to the one that started it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step: from the end of an optimizer's step to the end of its next.
+
+    Attributes:
+        seconds: by the host's clock.
+        input: of those, waiting in a DataLoader.
+        copy: in copies to a GPU.
+        sync: in calls that wait for a GPU.
+        compiling: in torch.compile.
+        loads: batches taken.
+        regular: whether it was one like others: no epoch began or ended, nothing but training was done.
+    """
+
+    seconds: float
+    input: float = 0.0
+    copy: float = 0.0
+    sync: float = 0.0
+    compiling: float = 0.0
+    loads: int = 0
+    regular: bool = True
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    """A DataLoader as it was found.
+
+    Attributes:
+        line: where it is iterated over, "FILE:LINE".
+        workers_busy: share of the time in which a worker was on a processor, a mean over them; without workers, that
+            the loading itself was.
+        epoch_start_seconds: each time that an iteration began, until its first batch.
+    """
+
+    line: str = ""
+    workers: int = 0
+    batch_size: int = 0
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    prefetch_factor: int = 0
+    workers_busy: float = 0.0
+    epoch_start_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps under one condition.
+
+    Attributes:
+        name: "watched", "bare" (without any hook) or an ablation.
+        queued: share of the time in which a thread of ours was ready but had no processor.
+        lines: how often a line of the script was seen at work, "FILE:LINE"; and of those, while loading.
+        device_seconds: of each step by the GPU's own events; empty on a CPU.
+    """
+
+    name: str
+    steps: tuple[StepTime, ...]
+    queued: float = 0.0
+    lines: Mapping[str, int] = field(default_factory=dict)
+    device_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one process has found.
+
+    Attributes:
+        device: "cuda" or "cpu", where the optimizer's parameters are.
+        device_name: of the card or the processor.
+        steps_seen: optimizer steps from the start on.
+        complete: whether all blocks that were planned have been measured.
+        unseen: what could not be measured, and why.
+        sync_lines: seconds a step by line that waited for the GPU, "FILE:LINE CALL".
+        memory: bytes allocated and reserved, and counts a step of what the allocator did.
+        facts: of torch and the model, such as threads, precision switches, modules of note.
+        trace: the file with the Chrome trace; empty if there is none.
+        traced_steps: in it.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    device: str = "cpu"
+    device_name: str = ""
+    steps_seen: int = 0
+    complete: bool = False
+    unseen: tuple[str, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    loader: LoaderFacts | None = None
+    sync_lines: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    trace: str = ""
+    traced_steps: int = 0
+
+    def block(self, name: str) -> Block | None:
+        """The block of that name."""
+        return next((block for block in self.blocks if block.name == name), None)
+
+    def save(self, folder: Path) -> None:
+        """Write it to a file of this rank's in `folder`."""
+        file = folder / f"measured-{self.rank}.json"
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(json.dumps(asdict(self)))
+        unfinished.replace(file)
+
+    @classmethod
+    def load(cls, file: Path) -> "Measured":
+        """Read what a rank has written."""
+        raw = json.loads(file.read_text())
+        blocks = tuple(
+            Block(**{**block, "steps": tuple(StepTime(**step) for step in block["steps"])}) for block in raw["blocks"]
+        )
+        loader = LoaderFacts(**raw["loader"]) if raw["loader"] else None
+        return cls(**{**raw, "blocks": blocks, "loader": loader})

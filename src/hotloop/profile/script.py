@@ -1,0 +1,91 @@
+"""Profile a script from outside: start it, let it be measured inside, and conclude."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from hotloop.attach.command import run_attached
+from hotloop.attach.inside import Attachment
+from hotloop.core.errors import HotloopError
+from hotloop.core.files import write_atomic
+from hotloop.core.profile import Profile
+from hotloop.pages.profile import render_profile
+from hotloop.profile.conclude import conclude, read_measured
+from hotloop.profile.measured import Measured
+from hotloop.profile.plan import Plan
+
+_ENTRY = "hotloop.profile.watch:begin"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of profiling a script.
+
+    Attributes:
+        code: the script's own exit code.
+        profile: None if it failed before enough was measured.
+    """
+
+    code: int
+    profile: Profile | None
+
+
+def profile_script(
+    command: Sequence[str], plan: Plan, environment: Mapping[str, str], results: Path, output: int | None = None
+) -> Outcome:
+    """Run a command and measure the training in it.
+
+    Args:
+        results: a folder, made if something was measured: `profile.json`, `report.html` and `trace.json`.
+        output: a file descriptor for what the command writes to its standard output, in place of ours.
+
+    Raises:
+        InputError: there is no such program.
+        HotloopError: it ended well, and no training was seen in it.
+    """
+    with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
+        folder = Path(name)
+        code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
+        measured = read_measured(folder)
+        enough = [one for one in measured if one.block("watched")]
+        if not enough:
+            if code:
+                return Outcome(code, None)
+            raise _nothing_seen(command, folder, measured)
+        profile, line, trace = conclude(enough, folder, command)
+        results.mkdir(parents=True)
+        files = {"report": str(results / "report.html"), "json": str(results / "profile.json")}
+        if trace:
+            shutil.move(trace, results / "trace.json")
+            files["trace"] = str(results / "trace.json")
+        profile = replace(profile, files=files)
+        page = render_profile(profile, *((line.times, line.span) if line else ({}, (0.0, 0.0))))
+        write_atomic(results / "report.html", page.encode(errors="backslashreplace"))
+        write_atomic(results / "profile.json", profile.to_json().encode())
+    return Outcome(code, profile)
+
+
+def next_folder(root: Path, command: Sequence[str]) -> Path:
+    """The next free folder for a script's profile: ROOT/NAME-1, ROOT/NAME-2 and so on."""
+    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    name = scripts[0] if scripts else Path(command[0]).name
+    number = 1
+    while (root / f"{name}-{number}").exists():
+        number += 1
+    return root / f"{name}-{number}"
+
+
+def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measured]) -> HotloopError:
+    """Why a script that ended well has no profile."""
+    what = f"{' '.join(command)}: nothing was measured"
+    if not any(folder.glob("attached-*")):
+        cause = "the command started no Python that hotloop could enter; Python's -I, -E and -S keep it out"
+        return HotloopError(what, cause, "hotloop profile -- python train.py")
+    if measured:
+        seen = max(one.steps_seen for one in measured)
+        cause = f"it ended after {seen} optimizer steps; warm-up and measurement take 40 or more"
+        return HotloopError(what, cause, "let it train longer, more epochs say")
+    cause = "no optimizer of torch's made a step in it"
+    return HotloopError(what, cause, "profile the command that trains: hotloop profile -- python train.py")

@@ -1,0 +1,116 @@
+"""From what was measured to shares of a step's time, a verdict, and what ranks do to each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, quantiles
+
+from hotloop.core.profile import KINDS, Ablation, RankProfile, StepSeconds
+from hotloop.profile.measured import Block, Measured, StepTime
+from hotloop.profile.timeline import Timeline
+
+_HOLDS_UP = 0.25
+"""Share from which on what is not computing holds a training up, even if computing takes more."""
+_SLOW = 0.1
+"""Share of a step that others wait for a rank, from which on it is called slow."""
+
+
+def regular_steps(block: Block) -> Sequence[StepTime]:
+    """Steps like others; all of them if none is."""
+    return [step for step in block.steps if step.regular] or block.steps
+
+
+def mean_seconds(block: Block) -> float:
+    """Of a step like others."""
+    return fmean(step.seconds for step in regular_steps(block))
+
+
+def step_seconds(block: Block) -> StepSeconds:
+    """How long steps took, with their spread."""
+    seconds = sorted(step.seconds for step in regular_steps(block))
+    tenths = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    return StepSeconds(median=tenths[4], p10=tenths[0], p90=tenths[8], mean=fmean(seconds))
+
+
+def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
+    """Of a step's time, by kind; their sum is 1.
+
+    Steps without a trace say how long they took, and on a CPU how much of it went into input and compilation; the trace
+    says what the rest consists of. On a GPU the trace says how long the card was at work, which a profiler does not
+    change, and what the host was at while it was not.
+    """
+    watched = measured.block("watched")
+    assert watched
+    steps, whole = regular_steps(watched), mean_seconds(watched)
+    if line is None:
+        found = dict.fromkeys(KINDS, 0.0)
+        found["input"] = fmean(step.input for step in steps) / whole
+        found["other"] = 1 - found["input"]
+        return found
+    traced = {kind: line.seconds(kind) for kind in KINDS}
+    if measured.device == "cuda":
+        whole = fmean(watched.device_seconds) if watched.device_seconds else whole
+        known = {kind: min(1.0, traced[kind] / whole) for kind in ("compute", "communication")}
+    else:
+        known = {"input": fmean(step.input for step in steps) / whole}
+        traced["other"] += fmean(step.compiling for step in steps)
+    return _filled(known, traced)
+
+
+def _filled(known: Mapping[str, float], traced: Mapping[str, float]) -> dict[str, float]:
+    """Shares that are known, and the rest of 1 in the proportions of the trace."""
+    known = {kind: share / max(1.0, sum(known.values())) for kind, share in known.items()}
+    rest = {kind: seconds for kind, seconds in traced.items() if kind not in known}
+    total, left = sum(rest.values()), 1 - sum(known.values())
+    filled = {kind: left * seconds / total if total else 0.0 for kind, seconds in rest.items()}
+    found = {kind: {**known, **filled}[kind] for kind in KINDS}
+    found["other"] += 1 - sum(found.values())
+    return found
+
+
+def verdict(found: Mapping[str, float]) -> str:
+    """What holds the training up."""
+    kind = max((kind for kind in KINDS if kind != "compute"), key=lambda kind: found[kind])
+    return kind if found[kind] >= min(_HOLDS_UP, found["compute"]) else "compute"
+
+
+def ablations(measured: Measured) -> tuple[Ablation, ...]:
+    """What leaving parts out saved."""
+    watched = measured.block("watched")
+    assert watched
+    whole = mean_seconds(watched)
+    left_out = [block for block in measured.blocks if block.name not in ("watched", "bare")]
+    return tuple(
+        Ablation(block.name, mean_seconds(block), 1 - mean_seconds(block) / whole) for block in left_out if block.steps
+    )
+
+
+def overhead_ratio(measured: Measured) -> float:
+    """By how much watching lengthened a step, by steps without the slowest fifth: which wait for a worker is chance."""
+    watched, bare = measured.block("watched"), measured.block("bare")
+    if not watched or not bare:
+        return 0.0
+    return _usual(watched) / _usual(bare) - 1
+
+
+def _usual(block: Block) -> float:
+    seconds = sorted(step.seconds for step in block.steps)
+    return fmean(seconds[: max(1, len(seconds) * 4 // 5)])
+
+
+def rank_profiles(measured: Sequence[Measured], lines: Sequence[Timeline | None]) -> tuple[RankProfile, ...]:
+    """Each rank's shares; what a rank spends on communication beyond the least of all, it waits for others."""
+    found = []
+    for one, line in zip(measured, lines, strict=True):
+        watched = one.block("watched")
+        assert watched
+        found.append(RankProfile(one.rank, step_seconds(watched), shares(one, line)))
+    least = min(rank.shares["communication"] for rank in found)
+    return tuple(replace(rank, waiting=rank.shares["communication"] - least) for rank in found)
+
+
+def slow_rank(ranks: Sequence[RankProfile]) -> RankProfile | None:
+    """The rank that others wait for, if they do."""
+    if len(ranks) < 2:
+        return None
+    slowest = min(ranks, key=lambda rank: rank.waiting)
+    return slowest if fmean(rank.waiting for rank in ranks if rank is not slowest) >= _SLOW else None

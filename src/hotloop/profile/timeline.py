@@ -1,0 +1,168 @@
+"""What a trace says: at each moment of some steps, what was going on."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.profile import KINDS, Operator
+from hotloop.profile.intervals import Interval, covers, difference, intersection, length, union
+
+_COLLECTIVES = ("nccl", "gloo", "c10d::", "mpi:")
+_WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize")
+_PYTHON_SECONDS = 5e-4
+"""From which on a stretch in which the host is not inside of torch counts as the script's own doing, not as its way
+from one operation to the next.
+"""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something in a trace; times in seconds.
+
+    Attributes:
+        kind: torch's category, such as "cpu_op", "kernel", "gpu_memcpy", "user_annotation", "cuda_runtime".
+    """
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+    thread: object = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Some steps of a training.
+
+    Attributes:
+        steps: how many.
+        span: from the first mark to the last.
+        times: by kind, when it was what held the training up; together they are all of the span.
+        operators: the longest first.
+        gpu_idle: share of the span in which the GPU did nothing; 0 without one.
+    """
+
+    steps: int
+    span: Interval
+    times: Mapping[str, Sequence[Interval]]
+    operators: tuple[Operator, ...]
+    gpu_idle: float = 0.0
+
+    def seconds(self, kind: str) -> float:
+        """Of a kind, a step."""
+        return length(self.times.get(kind, ())) / self.steps
+
+
+def read_trace(file: Path) -> list[Event]:
+    """The events of a Chrome trace as torch writes it."""
+    events = json.loads(file.read_text())["traceEvents"]
+    return [
+        Event(event["name"], event.get("cat", ""), event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, event["tid"])
+        for event in events
+        if event.get("ph") == "X"
+    ]
+
+
+def timeline(events: Sequence[Event]) -> Timeline | None:
+    """Divide the steps between marks; None if there are fewer than two."""
+    marks = sorted((event.begin, event.thread) for event in events if event.name == "hotloop::mark")
+    if len(marks) < 2:
+        return None
+    span, thread = (marks[0][0], marks[-1][0]), marks[0][1]
+    inside = [event for event in events if event.end > span[0] and event.begin < span[1]]
+    ranges = defaultdict(list)
+    for event in inside:
+        if event.name.startswith("hotloop::") and event.kind == "user_annotation" and event.thread == thread:
+            ranges[event.name.removeprefix("hotloop::")].append((event.begin, event.end))
+    said = {name: union(found) for name, found in ranges.items()}
+    gpu = [event for event in inside if event.kind in ("kernel", "gpu_memcpy", "gpu_memset")]
+    times = _with_gpu(span, inside, gpu, said, thread) if gpu else _without_gpu(span, inside, said)
+    busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
+    steps = len(marks) - 1
+    idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
+    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle)
+
+
+def _without_gpu(span: Interval, events: Sequence[Event], said: Mapping[str, list[Interval]]) -> dict[str, Any]:
+    operators = [event for event in events if event.kind == "cpu_op"]
+    return _in_order(
+        span,
+        {
+            "input": said.get("input", []),
+            "compute": _times(event for event in operators if not _is_collective(event)),
+            "communication": _times(event for event in events if _is_collective(event)),
+        },
+    )
+
+
+def _with_gpu(
+    span: Interval, events: Sequence[Event], gpu: Sequence[Event], said: Mapping[str, list[Interval]], thread: object
+) -> dict[str, Any]:
+    """While the GPU works, its work; while it rests, what the host is at."""
+    copies = [event for event in gpu if event.kind == "gpu_memcpy" and "HtoD" in event.name]
+    computing = [event for event in gpu if event not in copies and not _is_collective(event)]
+    busy = union((event.begin, event.end) for event in gpu)
+    calls = [
+        event for event in events if event.thread == thread and event.kind in ("cpu_op", "cuda_runtime", "cuda_driver")
+    ]
+    python = [gap for gap in difference([span], _times(calls)) if gap[1] - gap[0] >= _PYTHON_SECONDS]
+    waits = union([*said.get("sync", []), *((e.begin, e.end) for e in calls if e.name.startswith(_WAITING_CALLS))])
+    after_waits = [gap for gap in difference([span], busy) if covers(waits, gap[0])]
+    return _in_order(
+        span,
+        {
+            "compute": _times(computing),
+            "communication": _times(event for event in gpu if _is_collective(event)),
+            "copy": _times(copies),
+            "input": said.get("input", []),
+            "copying": said.get("copy", []),
+            "python": difference(python, waits),
+            "sync": after_waits,
+        },
+        rest="launch",
+    )
+
+
+def _in_order(span: Interval, found: Mapping[str, Sequence[Interval]], rest: str = "other") -> dict[str, Any]:
+    """Each moment to the first that claims it."""
+    named = {"copying": "copy", "python": "other"}
+    left: list[Interval] = [span]
+    times: dict[str, Any] = {kind: [] for kind in KINDS}
+    for name, intervals in found.items():
+        kind = named.get(name, name)
+        times[kind] = union([*times[kind], *intersection(left, intervals)])
+        left = difference(left, intervals)
+    times[rest] = union([*times[rest], *left])
+    return times
+
+
+def _times(events: Iterable[Event]) -> list[Interval]:
+    return union((event.begin, event.end) for event in events)
+
+
+def _is_collective(event: Event) -> bool:
+    return event.name.lower().startswith(_COLLECTIVES)
+
+
+def _outermost(events: Sequence[Event]) -> list[Event]:
+    """Operations of torch that are not part of another one."""
+    found: list[Event] = []
+    ends: dict[object, float] = {}
+    for event in sorted(
+        (event for event in events if event.kind == "cpu_op"), key=lambda event: (event.begin, -event.end)
+    ):
+        if event.begin >= ends.get(event.thread, 0.0):
+            found.append(event)
+            ends[event.thread] = event.end
+    return found
+
+
+def _operators(events: Sequence[Event], steps: int) -> tuple[Operator, ...]:
+    calls: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        calls[event.name].append(event.end - event.begin)
+    found = [Operator(name, len(each) / steps, sum(each) / steps) for name, each in calls.items()]
+    return tuple(sorted(found, key=lambda operator: -operator.seconds)[:30])

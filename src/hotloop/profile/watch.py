@@ -1,0 +1,281 @@
+"""Finds the steps of a script, measures a bounded number of them, and ends it or lets it go on."""
+
+import atexit
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from hotloop.attach.inside import Attachment
+from hotloop.profile.ablations import Ablations
+from hotloop.profile.activity import Activity
+from hotloop.profile.facts import allocator_counts, script_facts
+from hotloop.profile.hooks import Hooks
+from hotloop.profile.lines import Lines
+from hotloop.profile.measured import Block, LoaderFacts, Measured, StepTime
+from hotloop.profile.plan import Plan
+
+Steps = Generator[int, list[StepTime], None]
+"""Asks for a number of steps, and is given them once they are done."""
+
+_GROUP = 5
+_ALIKE = 1.15
+"""Warm-up ends when two groups of steps in a row take the same time, to this factor,"""
+_MOST_WARM_UP, _MOST_WARM_UP_SECONDS = 60, 60.0
+"""or after so many steps, or seconds."""
+_RANKS_WARM_UP, _RANKS_STEPS = 15, 20
+"""Ranks have to agree without asking each other."""
+_FEWEST, _MOST = 12, 100
+_SETTLE = 3
+"""Steps that go by before a condition is timed."""
+_PATIENCE = 3
+"""Times that a script may catch its own end before its process is ended at once."""
+
+
+class Stop(SystemExit):
+    """Ends the script in the way in which scripts end themselves."""
+
+
+def begin(torch: Any, attachment: Attachment) -> None:
+    """Watch this process from its first optimizer step on."""
+    watch = Watch(torch, Plan(**attachment.settings), Path(attachment.folder))
+    watch.start()
+    os.register_at_fork(after_in_child=watch.forget)
+
+
+class Watch:
+    """Watches one process.
+
+    Args:
+        folder: where what was measured is written.
+    """
+
+    def __init__(self, torch: Any, plan: Plan, folder: Path) -> None:
+        self._torch = torch
+        self._plan = plan
+        self._folder = folder
+        self._hooks = Hooks(torch)
+        self._ablations = Ablations(torch, self._hooks)
+        self._optimizer: Any = None
+        self._measured = Measured()
+        self._steps: list[StepTime] = []
+        self._wanted = 0
+        self._run: Steps | None = None
+        self._ended = False
+        self._events: list[Any] | None = None
+        self._times_stopped = 0
+
+    def start(self) -> None:
+        self._hooks.install()
+        register = import_module("torch.optim.optimizer").register_optimizer_step_post_hook
+        self._hook = register(self._stepped)
+        atexit.register(self._leave)
+
+    def forget(self) -> None:
+        """This is a child that a fork made: it trains nothing."""
+        self._ended = True
+        self._hooks.remove()
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped. Where there are several, the one that was first marks the steps."""
+        if self._ended:
+            return
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            self._found(optimizer)
+        if optimizer is not self._optimizer:
+            return
+        step = self._hooks.mark()
+        self._measured = replace(self._measured, steps_seen=self._measured.steps_seen + 1)
+        if self._events is not None:
+            self._events.append(self._torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        if step is None or self._run is None:
+            return
+        self._steps.append(step)
+        if len(self._steps) >= self._wanted:
+            self._proceed()
+
+    def _proceed(self) -> None:
+        assert self._run
+        steps, self._steps = self._steps, []
+        try:
+            self._wanted = self._run.send(steps)
+        except StopIteration:
+            self._end()
+
+    def _found(self, optimizer: Any) -> None:
+        """The first step: what is trained, and where."""
+        self._hooks.adopt_thread()
+        device = optimizer.param_groups[0]["params"][0].device
+        self._measured = replace(self._measured, **script_facts(self._torch, device))
+        self._run = self._measure()
+        self._wanted = next(self._run)
+
+    def _measure(self) -> Steps:
+        """All that is measured, in order."""
+        number = yield from self._warm_up()
+        lines = Lines(self._hooks.thread)
+        lines.start()
+        counts, activity = allocator_counts(self._torch, self._measured.device), Activity(self._workers())
+        cpu_before, caches = time.thread_time(), self._hooks.empty_caches
+        self._hooks.sync_lines.clear()
+        yield from self._block("watched", number, settle=0)
+        used = time.thread_time() - cpu_before
+        self._keep_lines(lines.stop(), activity, used, {**counts, "num_empty_caches": caches})
+        with self._hooks.off():
+            yield from self._block("bare", max(_FEWEST, number // 2), settle=1)
+        with self._ablations.collecting():
+            yield from self._traced()
+        if self._plan.ablate:
+            for name, condition in self._conditions():
+                with condition():
+                    yield from self._block(name, max(_FEWEST, number // 2), _SETTLE)
+        self._measured = replace(self._measured, complete=True)
+
+    def _warm_up(self) -> Generator[int, list[StepTime], int]:
+        """Until compilation, search and filling of queues are over. Returns how many steps to measure then."""
+        if self._measured.world_size > 1:
+            yield _RANKS_WARM_UP
+            return self._plan.steps or _RANKS_STEPS
+        started, seen = time.perf_counter(), 0
+        before = yield _GROUP
+        while True:
+            steps = yield _GROUP
+            seen += _GROUP
+            old, new = (median(step.seconds for step in group) for group in (before, steps))
+            compiled = any(step.compiling for step in steps)
+            alike = max(old, new) <= _ALIKE * min(old, new) and not compiled
+            if alike or seen >= _MOST_WARM_UP or time.perf_counter() - started > _MOST_WARM_UP_SECONDS:
+                seconds = mean(step.seconds for step in steps)
+                return self._plan.steps or max(_FEWEST, min(_MOST, int(self._plan.seconds / seconds)))
+            before = steps
+
+    def _block(self, name: str, number: int, settle: int) -> Steps:
+        if settle:
+            yield settle
+        gpu = self._measured.device == "cuda"
+        activity, self._events = Activity([]), [] if gpu else None
+        steps = yield number
+        events, self._events = self._events or [], None
+        device_seconds: tuple[float, ...] = ()
+        if gpu:
+            self._torch.cuda.synchronize()
+            device_seconds = tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events))
+        block = Block(name, tuple(steps), activity.queued(), {}, device_seconds)
+        self._measured = replace(self._measured, blocks=(*self._measured.blocks, block))
+        self._write()  # whatever becomes of the script from here on
+
+    def _traced(self) -> Steps:
+        # Workers give their batches by turns: two rounds of them.
+        profiler, number = self._torch.profiler, max(self._plan.trace_steps, min(24, 2 * len(self._workers())))
+        trace = profiler.profile(activities=list(profiler.supported_activities()))
+        yield 1
+        trace.start()
+        self._hooks.annotate = self._torch.profiler.record_function
+        yield 1  # the first one that is traced takes longer
+        with self._mark_in_trace():
+            pass
+        self._hooks.on_mark = self._mark_in_trace
+        yield number
+        self._hooks.on_mark = None
+        self._hooks.annotate = lambda name: nullcontext()
+        if self._measured.device == "cuda":
+            self._torch.cuda.synchronize()
+        trace.stop()
+        file = self._folder / f"trace-{self._measured.rank}.json"
+        trace.export_chrome_trace(str(file))
+        self._measured = replace(self._measured, trace=file.name, traced_steps=number)
+        self._hooks.drop_step()
+
+    def _mark_in_trace(self) -> AbstractContextManager[Any]:
+        mark: AbstractContextManager[Any] = self._torch.profiler.record_function("hotloop::mark")
+        return mark
+
+    def _conditions(self) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:
+        ablations, gpu = self._ablations, self._measured.device == "cuda"
+        if ablations.has_batches:
+            yield "cached_batch", ablations.cached_batches
+            if gpu:
+                yield "batch_on_device", ablations.batches_on_device
+        if gpu:
+            yield "no_sync", ablations.without_waits
+        if self._measured.facts["threads"] * self._measured.local_world_size > self._measured.facts["processors"]:
+            yield "fewer_threads", lambda: ablations.fewer_threads(self._measured.local_world_size)
+
+    def _workers(self) -> list[int]:
+        return [worker.pid for worker in getattr(self._hooks.loader, "_workers", [])]
+
+    def _keep_lines(self, lines: dict[str, int], activity: Activity, used: float, before: dict[str, float]) -> None:
+        """What goes with the watched steps."""
+        watched = self._measured.blocks[-1]
+        number, seconds = len(watched.steps), sum(step.seconds for step in watched.steps)
+        after = {**allocator_counts(self._torch, self._measured.device), "num_empty_caches": self._hooks.empty_caches}
+        self._measured = replace(
+            self._measured,
+            blocks=(*self._measured.blocks[:-1], replace(watched, lines=lines)),
+            loader=self._loader_facts(activity, used / seconds),
+            sync_lines={line: total / number for line, total in self._hooks.sync_lines.items()},
+            memory={
+                **{
+                    f"{name}_a_step": (after[name] - before[name]) / number for name in before if name.startswith("num")
+                },
+                **{name: value for name, value in after.items() if not name.startswith("num")},
+            },
+        )
+
+    def _loader_facts(self, activity: Activity, busy: float) -> LoaderFacts | None:
+        iterator = self._hooks.loader
+        if iterator is None:
+            return None
+        workers = self._workers()
+        return LoaderFacts(
+            line=self._hooks.loader_line,
+            workers=len(workers),
+            batch_size=getattr(iterator._index_sampler, "batch_size", 0) or 0,
+            pin_memory=bool(iterator._pin_memory),
+            persistent_workers=bool(getattr(iterator, "_persistent_workers", False)),
+            prefetch_factor=getattr(iterator, "_prefetch_factor", 0) or 0,
+            workers_busy=activity.workers_busy(workers) if workers else busy,
+            epoch_start_seconds=tuple(second for second in self._hooks.epoch_starts if second > 0),
+        )
+
+    def _end(self) -> None:
+        self._leave()
+        if self._plan.stop:
+            self._hook = import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._stop)
+            raise Stop(0)
+
+    def _stop(self, *_: object) -> None:
+        """The script went on all the same: it catches whatever is raised."""
+        self._times_stopped += 1
+        if self._times_stopped > _PATIENCE:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        raise Stop(0)
+
+    def _leave(self) -> None:
+        """Write down what there is, and leave the process alone from now on."""
+        if self._ended:
+            return
+        self._ended = True
+        self._hooks.remove()
+        self._hook.remove()
+        self._write()
+
+    def _write(self) -> None:
+        unseen = list(self._measured.unseen)
+        if self._hooks.in_another_thread:
+            unseen.append("input: a DataLoader is iterated over by another thread than the one that trains")
+        elif self._measured.loader is None:
+            unseen.append("input: no DataLoader gave batches to the thread that trains")
+        with suppress(OSError):  # the folder has gone with the one that waited for it
+            replace(self._measured, unseen=tuple(unseen)).save(self._folder)
