@@ -34,7 +34,7 @@ def run_attached(
         cause = "a command is a program and its arguments, as you would type them"
         raise InputError(f"{command[0]}: no such program", cause, "hotloop profile -- python train.py")
     path = [str(BOOTSTRAP), *filter(None, [environment.get("PYTHONPATH")])]
-    quiet = {"KINETO_LOG_LEVEL": "5"}  # torch's profiler says on the error output that there is no GPU
+    quiet = {"KINETO_LOG_LEVEL": "99"}  # torch's profiler says on the error output that there is no GPU
     inside = {**quiet, **environment, "PYTHONPATH": os.pathsep.join(path), VARIABLE: attachment.to_json()}
     with _forwarded_signals() as children:
         child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command

@@ -9,6 +9,7 @@ from hotloop.core.units import format_seconds
 from hotloop.profile.findings import Evidence, findings
 from hotloop.profile.measured import Measured
 from hotloop.profile.shares import (
+    PROOFS,
     ablations,
     overhead_ratio,
     rank_profiles,
@@ -32,9 +33,10 @@ _PHRASES = {
 
 
 def read_measured(folder: Path) -> list[Measured]:
-    """What processes that train have left, by rank."""
+    """What processes that train have left, by rank; of several of a rank the one that got furthest."""
     found = [Measured.load(file) for file in folder.glob("measured-*.json")]
-    return sorted((one for one in found if one.steps_seen), key=lambda one: one.rank)
+    furthest = sorted(found, key=lambda one: (len(one.blocks), one.steps_seen))
+    return [one for _, one in sorted({one.rank: one for one in furthest}.items())]
 
 
 def conclude(
@@ -54,7 +56,7 @@ def conclude(
     causes = findings(Evidence(one, found, left_out, several))
     watched = one.block("watched")
     assert watched
-    seconds, kind = step_seconds(watched), verdict(found)
+    seconds, kind = step_seconds(watched), verdict(found, left_out)
     profile = Profile(
         command=tuple(command),
         device=one.device,
@@ -79,8 +81,7 @@ def conclude(
 
 def _sentence(kind: str, share: float, seconds: float, causes: Sequence[Finding], left_out: Sequence[Ablation]) -> str:
     text = f"{kind}-bound: {share:.0%} of each step of {format_seconds(seconds)} {_PHRASES[kind]}"
-    proof = {"input": "cached_batch", "copy": "batch_on_device", "sync": "no_sync"}.get(kind)
-    without = next((one for one in left_out if one.name == proof), None)
+    without = next((one for one in left_out if one.name == PROOFS.get(kind)), None)
     if without:
         text += f"; without it a step took {format_seconds(without.step_seconds)}"
     cause = next((one for one in causes if one.id.startswith(kind)), None)

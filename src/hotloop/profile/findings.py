@@ -94,7 +94,7 @@ def _epoch_start(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         "input.epoch_start",
         "workers are started anew for each epoch",
-        f"{format_seconds(extra / len(edges))} each of {len(edges)} times; the other steps take {format_seconds(usual)}",
+        f"{format_seconds(extra / len(edges))} each of {len(edges)} times; other steps take {format_seconds(usual)}",
         extra / sum(step.seconds for step in steps),
         "DataLoader(..., persistent_workers=True)",
         loader.line,

@@ -1,6 +1,7 @@
 """What is measured inside a script's process, as plain data that travels to the one that started it."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -107,8 +108,8 @@ class Measured:
         return next((block for block in self.blocks if block.name == name), None)
 
     def save(self, folder: Path) -> None:
-        """Write it to a file of this rank's in `folder`."""
-        file = folder / f"measured-{self.rank}.json"
+        """Write it to a file of this process's in `folder`."""
+        file = folder / f"measured-{os.getpid()}.json"
         unfinished = file.with_suffix(".part")
         unfinished.write_text(json.dumps(asdict(self)))
         unfinished.replace(file)

@@ -8,6 +8,8 @@ from hotloop.core.profile import KINDS, Ablation, RankProfile, StepSeconds
 from hotloop.profile.measured import Block, Measured, StepTime
 from hotloop.profile.timeline import Timeline
 
+PROOFS = {"input": "cached_batch", "copy": "batch_on_device", "sync": "no_sync"}
+"""The ablation that leaves a kind out."""
 _HOLDS_UP = 0.25
 """Share from which on what is not computing holds a training up, even if computing takes more."""
 _SLOW = 0.1
@@ -67,10 +69,17 @@ def _filled(known: Mapping[str, float], traced: Mapping[str, float]) -> dict[str
     return found
 
 
-def verdict(found: Mapping[str, float]) -> str:
-    """What holds the training up."""
-    kind = max((kind for kind in KINDS if kind != "compute"), key=lambda kind: found[kind])
-    return kind if found[kind] >= min(_HOLDS_UP, found["compute"]) else "compute"
+def verdict(found: Mapping[str, float], left_out: Sequence[Ablation]) -> str:
+    """What holds the training up.
+
+    Leaving a part out may save more than its share: workers that decode take processors from the training.
+    """
+    gains = {one.name: one.gain for one in left_out}
+    cost = {
+        kind: max(share, gains.get(PROOFS.get(kind, ""), 0.0)) for kind, share in found.items() if kind != "compute"
+    }
+    kind = max(cost, key=lambda kind: cost[kind])
+    return kind if cost[kind] >= min(_HOLDS_UP, found["compute"]) else "compute"
 
 
 def ablations(measured: Measured) -> tuple[Ablation, ...]:

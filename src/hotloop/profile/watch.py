@@ -190,7 +190,7 @@ class Watch:
         if self._measured.device == "cuda":
             self._torch.cuda.synchronize()
         trace.stop()
-        file = self._folder / f"trace-{self._measured.rank}.json"
+        file = self._folder / f"trace-{os.getpid()}.json"
         trace.export_chrome_trace(str(file))
         self._measured = replace(self._measured, trace=file.name, traced_steps=number)
         self._hooks.drop_step()
@@ -269,7 +269,8 @@ class Watch:
         self._ended = True
         self._hooks.remove()
         self._hook.remove()
-        self._write()
+        if self._measured.steps_seen:
+            self._write()
 
     def _write(self) -> None:
         unseen = list(self._measured.unseen)

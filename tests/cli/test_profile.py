@@ -1,0 +1,176 @@
+"""`hotloop profile` on scripts that know nothing of it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from command import Command
+
+SCRIPT = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep({load})
+        return torch.randn(16), index % 4
+
+def main(steps=200):
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    done = 0
+    while done < steps:
+        for features, labels in DataLoader(Slow(), 8, num_workers={workers}):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(features), labels).backward()
+            optimizer.step()
+            done += 1
+            {extra}
+    print("trained", done)
+
+if __name__ == "__main__":
+    {call}
+"""
+KEYS = {
+    "device", "steps_measured", "step_seconds", "shares", "verdict", "ablations", "overhead_ratio", "findings",
+}  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
+
+
+def write(script: Path, load: float = 0.0, workers: int | str = 0, extra: str = "pass", call: str = "main()") -> None:
+    script.write_text(SCRIPT.format(load=load, workers=workers, extra=extra, call=call))
+
+
+def test_slow_loading_is_found_proved_and_named(script: Path, hotloop: Command) -> None:
+    write(script, load=0.002)
+    done = hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py")
+    found = json.loads(done.out)
+    assert found.keys() >= KEYS
+    assert (done.code, found["verdict"], found["device"], found["steps_measured"] > 4) == (0, "input", "cpu", True)
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    assert found["shares"]["input"] > 0.5
+    (ablation,) = found["ablations"]
+    assert ablation["name"] == "cached_batch"
+    assert ablation["step_seconds"] < found["step_seconds"]["mean"] / 2
+    first = found["findings"][0]
+    line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "for features" in text)
+    assert (first["id"], first["location"]) == ("input.no_workers", f"{script}:{line}")
+    assert first["gain_at_most"] == pytest.approx(ablation["gain"])
+    assert "trained" not in done.out
+
+
+def test_people_read_a_verdict_and_open_a_page(script: Path, hotloop: Command) -> None:
+    write(script, load=0.002)
+    done = hotloop("profile", "--steps", "8", "--", sys.executable, "train.py")
+    assert "input-bound: " in done.out
+    assert "fix: DataLoader(..., num_workers=" in done.out
+    page = Path("profiles/train-1/report.html").read_text()
+    assert "input-bound" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert json.loads(Path("profiles/train-1/trace.json").read_text())["traceEvents"]
+    hotloop("profile", "--steps", "8", "--", sys.executable, "train.py")
+    assert Path("profiles/train-2/profile.json").exists()
+
+
+def test_python_between_steps_is_found_with_its_line(script: Path, hotloop: Command) -> None:
+    write(script, extra="sum(n * n for n in range(300_000))")
+    found = json.loads(hotloop("profile", "--steps", "12", "--json", "--", sys.executable, "train.py").out)
+    assert found["verdict"] == "other"
+    line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "300_000" in text)
+    assert [one["location"] for one in found["findings"] if one["id"] == "other.python"] == [f"{script}:{line}"]
+
+
+def test_a_script_may_go_on(script: Path, hotloop: Command) -> None:
+    write(script)
+    done = hotloop("profile", "--steps", "8", "--go-on", "--json", "--", sys.executable, "train.py")
+    assert "trained 200" in done.err
+    assert json.loads(done.out)["ablations"] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "extra", "arguments", "expected"),
+    [
+        ("sys.argv = ['other']; main()", "pass", [], ""),
+        ("import threading; t = threading.Thread(target=main); t.start(); t.join()", "pass", [], ""),
+        (
+            "try:\n        main()\n    except BaseException as error:\n        print('caught'); raise",
+            "pass",
+            [],
+            "caught",
+        ),
+    ],
+    ids=["argv", "thread", "caught"],
+)
+def test_unusual_scripts_are_profiled(
+    script: Path, hotloop: Command, call: str, extra: str, arguments: list[str], expected: str
+) -> None:
+    write(script, load=0.002, call=call, extra=extra)
+    done = hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py", *arguments)
+    assert json.loads(done.out)["verdict"] == "input"
+    assert expected in done.err
+
+
+def test_a_script_that_catches_its_end_again_and_again_is_ended(script: Path, hotloop: Command) -> None:
+    caught = "while True:\n        try:\n            main()\n        except BaseException:\n            pass"
+    write(script, load=0.002, call=caught)
+    assert json.loads(hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py").out)
+
+
+def test_workers_that_are_spawned_are_left_alone(script: Path, hotloop: Command) -> None:
+    write(script, load=0.001, workers="1, multiprocessing_context='spawn', persistent_workers=True")
+    found = json.loads(hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py").out)
+    assert found["verdict"] == "input"
+    assert found["findings"][0]["id"] == "input.slow_storage"
+
+
+def test_a_crash_is_the_scripts_own(script: Path, hotloop: Command) -> None:
+    write(script, extra="assert done < 5, 'broken'")
+    done = hotloop("profile", "--", sys.executable, "train.py", expect=1)
+    assert "AssertionError: broken" in done.err
+    assert "hotloop: the command ended with code 1 before enough was measured" in done.err
+    assert not Path("profiles").exists()
+
+
+def test_several_ranks_and_the_slow_one(script: Path, hotloop: Command) -> None:
+    write(script, extra="time.sleep(0.03 * (torch.distributed.get_rank() == 1))")
+    model, wrapped = "    optimizer =", "    model = torch.nn.parallel.DistributedDataParallel(model)\n    optimizer ="
+    text = script.read_text().replace(model, "    torch.distributed.init_process_group('gloo')\n" + wrapped)
+    script.write_text(text)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
+    found = json.loads(hotloop("profile", "--json", "--", *torchrun).out)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    slow = [one for one in found["findings"] if one["id"] == "slow_rank"]
+    assert [one["title"] for one in slow] == ["rank 1 is slower than the others"]
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        (["true"], "started no Python"),
+        ([sys.executable, "-I", "-c", "pass"], "started no Python"),
+        ([sys.executable, "-c", "pass"], "no optimizer of torch's"),
+        ([sys.executable, "train.py"], "it ended after 5 optimizer steps"),
+    ],
+)
+def test_where_nothing_is_seen_it_says_why(script: Path, hotloop: Command, command: list[str], cause: str) -> None:
+    write(script, call="main(5)", extra="if done == 5: break")
+    assert cause in hotloop("profile", "--", *command, expect=1).err
+
+
+def test_bad_usage(script: Path, hotloop: Command) -> None:
+    assert "no such program" in hotloop("profile", "--", "no-such-program", expect=2).err
+    script.mkdir()
+    assert "exists" in hotloop("profile", "--out", "train.py", "--", "true", expect=2).err
+    assert "is no profile" in hotloop("profile", "compare", os.devnull, os.devnull, expect=2).err
+    assert "cannot read" in hotloop("profile", "compare", "a.json", "b.json", expect=2).err

@@ -1,0 +1,92 @@
+"""Each moment of a traced step goes to what held the training up then."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hotloop.core.profile import KINDS
+from hotloop.profile.timeline import Event, read_trace, timeline
+
+MAIN = 1
+
+
+def marks(*times: float) -> list[Event]:
+    return [Event("hotloop::mark", "user_annotation", time, time, MAIN) for time in times]
+
+
+def said(name: str, begin: float, end: float) -> Event:
+    return Event(f"hotloop::{name}", "user_annotation", begin, end, MAIN)
+
+
+def kernel(begin: float, end: float, name: str = "gemm") -> Event:
+    return Event(name, "kernel", begin, end, 7)
+
+
+def call(begin: float, end: float, name: str = "cudaLaunchKernel") -> Event:
+    return Event(name, "cuda_runtime", begin, end, MAIN)
+
+
+def seconds(events: list[Event]) -> dict[str, float]:
+    found = timeline(events)
+    assert found
+    assert sum(found.seconds(kind) for kind in KINDS) == pytest.approx((found.span[1] - found.span[0]) / found.steps)
+    return {kind: round(found.seconds(kind), 9) for kind in KINDS if found.seconds(kind) > 1e-9}
+
+
+def test_on_a_cpu_operations_compute_and_the_rest_is_python() -> None:
+    events = [
+        *marks(0, 10),
+        said("input", 1, 3),
+        Event("aten::stack", "cpu_op", 1, 2, MAIN),  # part of loading
+        Event("aten::linear", "cpu_op", 3, 5, MAIN),
+        Event("aten::addmm", "cpu_op", 3, 4, MAIN),
+        Event("autograd", "cpu_op", 4.5, 7, 2),
+        Event("gloo:all_reduce", "cpu_op", 6, 9, 3),
+    ]
+    assert seconds(events) == {"input": 2, "compute": 4, "communication": 2, "other": 2}
+
+
+def test_a_gpu_that_works_computes_whatever_the_host_does() -> None:
+    events = [*marks(0, 4), kernel(0, 4), said("input", 0, 4)]
+    assert seconds(events) == {"compute": 4}
+
+
+@pytest.mark.parametrize(
+    ("during", "kind"),
+    [
+        ([said("input", 1, 3)], "input"),
+        ([said("copy", 1, 3)], "copy"),
+        ([call(1, 3)], "launch"),
+        ([call(1, 3, "aten::add")], "launch"),
+        ([call(0, 1.00001, "cudaStreamSynchronize"), call(1.0001, 3)], "sync"),
+        ([], "other"),
+        ([kernel(1, 3, "ncclDevKernel_AllReduce")], "communication"),
+        ([Event("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", 1, 3, 7)], "copy"),
+        ([Event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 1, 3, 7)], "compute"),
+    ],
+)
+def test_while_a_gpu_rests_it_is_what_the_host_is_at(during: list[Event], kind: str) -> None:
+    busy = [kernel(0, 1), kernel(3, 4), call(0, 1), call(3, 4)]
+    expected = {"compute": 2.0, kind: 2.0} if kind != "compute" else {"compute": 4.0}
+    assert seconds([*marks(0, 4), *busy, *during]) == expected
+
+
+def test_communication_beside_computing_costs_nothing() -> None:
+    assert seconds([*marks(0, 4), kernel(0, 3), kernel(1, 4, "ncclKernel")]) == {"compute": 3, "communication": 1}
+
+
+def test_what_lies_outside_of_the_marks_does_not_count() -> None:
+    found = timeline([*marks(10, 12, 14), kernel(0, 5), kernel(11, 12), kernel(13, 20)])
+    assert found
+    assert (found.steps, found.seconds("compute"), found.gpu_idle) == (2, 1.0, 0.5)
+
+
+def test_without_two_marks_there_is_nothing_to_divide() -> None:
+    assert timeline(marks(1)) is None
+
+
+def test_a_chrome_trace_is_read_in_seconds(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 2e6, "dur": 5e5}
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": [event, {"ph": "M", "name": "process_name"}]}))
+    assert read_trace(tmp_path / "t.json") == [Event("k", "kernel", 2.0, 2.5, 7)]
