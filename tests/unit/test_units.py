@@ -38,5 +38,11 @@ def test_an_interval_survives_being_written(amount: int, unit: str) -> None:
 
 def test_amounts_for_people() -> None:
     assert [format_bytes(size) for size in (0, 1536, 3 << 30, 5 << 40)] == ["0 B", "1.5 KiB", "3.0 GiB", "5.0 TiB"]
-    assert [format_seconds(s) for s in (3.21, 72, 3725)] == ["3.2 s", "1 min 12 s", "1 h 02 min"]
+    assert [format_seconds(s) for s in (4.2e-5, 0.0321, 3.21, 72, 3725)] == [
+        "42 µs",
+        "32.1 ms",
+        "3.2 s",
+        "1 min 12 s",
+        "1 h 02 min",
+    ]
     assert [count(1, "class", "classes"), count(1200, "file")] == ["1 class", "1,200 files"]

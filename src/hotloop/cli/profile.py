@@ -144,8 +144,8 @@ def _lines(profile: "Profile") -> Iterator[str]:
         if finding.location:
             yield f"       at {finding.location}"
     yield ""
-    for text in profile.unseen:
-        yield f"not seen: {text}"
+    for text in profile.notes:
+        yield f"note: {text}"
     yield f"watching lengthened a step by {profile.overhead_ratio:.1%}"
     for name, file in profile.files.items():
         yield f"{name}: {file}"

@@ -1,10 +1,9 @@
 """What is concluded about a script: where a step's time goes, what it costs, and what would help."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hotloop.core.errors import InputError
 
@@ -97,7 +96,7 @@ class Profile:
         verdict: the kind that holds the training up.
         sentence: the same in words.
         overhead_ratio: by how much watching lengthened a step; noise may make it negative.
-        unseen: what could not be measured, and why.
+        notes: what could not be measured and why, or was disturbed.
         memory: bytes and counts of the GPU's allocator.
         files: written besides, by kind.
     """
@@ -115,7 +114,7 @@ class Profile:
     findings: tuple[Finding, ...]
     ranks: tuple[RankProfile, ...] = ()
     operators: tuple[Operator, ...] = ()
-    unseen: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     memory: Mapping[str, float] = field(default_factory=dict)
     gpu_idle: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -131,31 +130,14 @@ class Profile:
         Raises:
             InputError: the file cannot be read, or is something else.
         """
+        from pydantic import TypeAdapter, ValidationError
+
         fix = f"hotloop profile --json -- python train.py > {file.name}"
         try:
-            raw = json.loads(file.read_text())
+            return TypeAdapter(cls).validate_json(file.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read {file}", error.strerror or str(error), fix) from error
-        except ValueError as error:
-            raise InputError(f"{file} is no profile", f"it is not JSON: {error}", fix) from error
-        missing = sorted({one.name for one in fields(cls)} - set(raw)) if isinstance(raw, dict) else ["everything"]
-        if missing:
-            raise InputError(f"{file} is no profile", f"it lacks {', '.join(missing)}", fix)
-        return cls(
-            **{
-                **{one.name: raw[one.name] for one in fields(cls)},
-                "command": tuple(raw["command"]),
-                "step_seconds": StepSeconds(**raw["step_seconds"]),
-                "ablations": _each(Ablation, raw["ablations"]),
-                "findings": _each(Finding, raw["findings"]),
-                "operators": _each(Operator, raw["operators"]),
-                "ranks": tuple(
-                    RankProfile(**{**rank, "step_seconds": StepSeconds(**rank["step_seconds"])})
-                    for rank in raw["ranks"]
-                ),
-            }
-        )
-
-
-def _each(kind: Any, raw: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-    return tuple(kind(**one) for one in raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(f"{file} is no profile", f"{where}: {first['msg']}".removeprefix(": "), fix) from error

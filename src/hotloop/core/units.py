@@ -65,7 +65,7 @@ def format_bytes(size_bytes: float) -> str:
 def format_seconds(seconds: float) -> str:
     """3725 -> "1 h 02 min"; 72 -> "1 min 12 s"; 3.21 -> "3.2 s"; 0.0321 -> "32.1 ms"."""
     if 0 < seconds < 0.95:
-        return f"{1000 * seconds:.3g} ms"
+        return f"{1e6 * seconds:.3g} µs" if seconds < 1e-4 else f"{1000 * seconds:.3g} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

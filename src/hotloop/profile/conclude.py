@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hotloop import __version__
-from hotloop.core.profile import Ablation, Finding, Profile
+from hotloop.core.profile import Ablation, Finding, Profile, RankProfile
 from hotloop.core.units import format_seconds
 from hotloop.profile.findings import Evidence, findings
 from hotloop.profile.measured import Measured
@@ -21,6 +21,8 @@ from hotloop.profile.shares import (
 )
 from hotloop.profile.timeline import Timeline, read_trace, timeline
 
+_CROWDED = 0.2
+"""Share of the time, wanted by threads, in which they got no processor, from which on figures are doubtful."""
 _PHRASES = {
     "input": "waits for data",
     "copy": "waits for copies to the GPU",
@@ -65,13 +67,13 @@ def conclude(
         step_seconds=seconds,
         shares=found,
         verdict=kind,
-        sentence=_sentence(kind, found[kind], seconds.mean, causes, left_out),
+        sentence=_sentence(kind, found[kind], seconds.mean, causes, left_out, slow),
         ablations=left_out,
         overhead_ratio=overhead_ratio(one),
         findings=causes,
         ranks=several,
         operators=line.operators if line else (),
-        unseen=one.unseen,
+        notes=_notes(one),
         memory=one.memory,
         gpu_idle=line.gpu_idle if line else 0.0,
         versions={"hotloop": __version__, "torch": str(one.facts["torch"])},
@@ -79,8 +81,27 @@ def conclude(
     return profile, line, folder / one.trace if one.trace else None
 
 
-def _sentence(kind: str, share: float, seconds: float, causes: Sequence[Finding], left_out: Sequence[Ablation]) -> str:
+def _notes(measured: Measured) -> tuple[str, ...]:
+    """What a reader has to know besides."""
+    found = list(measured.unseen)
+    if not measured.complete:
+        rest = "" if measured.trace else "; without a trace all but input counts as computing"
+        found.append(f"the script ended before all was measured{rest}")
+    watched, facts = measured.block("watched"), measured.facts
+    assert watched
+    fits = facts["threads"] * measured.local_world_size <= facts["processors"]
+    if fits and watched.queued > _CROWDED:
+        found.append(f"threads waited for a processor {watched.queued:.0%} of the time: something else was using them")
+    return tuple(found)
+
+
+def _sentence(
+    kind: str, share: float, seconds: float, causes: Sequence[Finding], left_out: Sequence[Ablation],
+    slow: RankProfile | None,
+) -> str:  # fmt: skip
     text = f"{kind}-bound: {share:.0%} of each step of {format_seconds(seconds)} {_PHRASES[kind]}"
+    if slow:
+        text = f"rank {slow.rank}, which the others wait for, is {text}"
     without = next((one for one in left_out if one.name == PROOFS.get(kind)), None)
     if without:
         text += f"; without it a step took {format_seconds(without.step_seconds)}"

@@ -46,7 +46,7 @@ def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
     if line is None:
         found = dict.fromkeys(KINDS, 0.0)
         found["input"] = fmean(step.input for step in steps) / whole
-        found["other"] = 1 - found["input"]
+        found["compute"] = 1 - found["input"]
         return found
     traced = {kind: line.seconds(kind) for kind in KINDS}
     if measured.device == "cuda":

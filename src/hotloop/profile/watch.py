@@ -275,8 +275,10 @@ class Watch:
     def _write(self) -> None:
         unseen = list(self._measured.unseen)
         if self._hooks.in_another_thread:
-            unseen.append("input: a DataLoader is iterated over by another thread than the one that trains")
+            unseen.append(
+                "waiting for data is not seen: a DataLoader is iterated over by another thread than the one that trains"
+            )
         elif self._measured.loader is None:
-            unseen.append("input: no DataLoader gave batches to the thread that trains")
+            unseen.append("waiting for data is not seen: no DataLoader gave batches to the thread that trains")
         with suppress(OSError):  # the folder has gone with the one that waited for it
             replace(self._measured, unseen=tuple(unseen)).save(self._folder)

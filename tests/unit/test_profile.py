@@ -1,0 +1,189 @@
+"""What is concluded from measurements: shares, verdict, findings, comparison."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.core.errors import InputError
+from hotloop.core.profile import KINDS, Ablation, Profile, RankProfile, StepSeconds
+from hotloop.pages.profile import render_profile
+from hotloop.profile.compare import compare, is_met
+from hotloop.profile.conclude import conclude
+from hotloop.profile.findings import Evidence, findings
+from hotloop.profile.measured import Block, LoaderFacts, Measured, StepTime
+from hotloop.profile.shares import overhead_ratio, shares, slow_rank, verdict
+from hotloop.profile.timeline import Timeline
+
+FACTS = {"torch": "2.11.0", "threads": 4, "processors": 16, "tf32": True, "cudnn_benchmark": False}
+LOADER = LoaderFacts("train.py:9", workers=4, batch_size=64, workers_busy=0.98)
+
+
+def block(name: str, seconds: float, number: int = 20, input: float = 0.0, **given: float) -> Block:
+    return Block(name, (StepTime(seconds, input, **given),) * number)  # type: ignore[arg-type]
+
+
+def measured(*blocks: Block, **given: object) -> Measured:
+    made = Measured(device_name="a card", steps_seen=99, complete=True, blocks=blocks, loader=LOADER, facts=FACTS)
+    return replace(made, **given)  # type: ignore[arg-type]
+
+
+def line(**seconds: float) -> Timeline:
+    """One traced step in which so much of each kind was found."""
+    times, at = {}, 0.0
+    for kind, length in seconds.items():
+        times[kind] = [(at, at + length)]
+        at += length
+    return Timeline(1, (0.0, at), times, ())
+
+
+def test_on_a_cpu_the_watched_steps_say_what_input_took_and_the_trace_the_rest() -> None:
+    found = shares(measured(block("watched", 1.0, input=0.4)), line(input=9.0, compute=2.0, other=1.0))
+    assert found == pytest.approx({**dict.fromkeys(KINDS, 0.0), "input": 0.4, "compute": 0.4, "other": 0.2})
+
+
+def test_on_a_gpu_a_profiler_stretches_the_rests_and_not_the_work() -> None:
+    watched = replace(block("watched", 9.0), device_seconds=(1.0,) * 19)
+    traced = line(compute=0.5, launch=1.0, input=0.5)
+    found = shares(measured(watched, device="cuda"), traced)
+    assert (found["compute"], found["launch"], found["input"]) == pytest.approx((0.5, 1 / 3, 1 / 6))
+
+
+@given(
+    st.dictionaries(st.sampled_from(KINDS), st.floats(0, 10), min_size=1),
+    st.floats(0.001, 5), st.floats(0, 1), st.sampled_from(["cpu", "cuda"]),
+)  # fmt: skip
+def test_shares_add_up_to_one(traced: dict[str, float], seconds: float, input: float, device: str) -> None:
+    given_by = measured(block("watched", seconds, input=input * seconds), device=device)
+    found = shares(given_by, line(**traced))
+    assert sum(found.values()) == pytest.approx(1)
+    assert min(found.values()) >= -1e-9
+    assert tuple(found) == KINDS
+
+
+@pytest.mark.parametrize(
+    ("found", "gains", "expected"),
+    [
+        ({"compute": 0.9, "other": 0.1}, {}, "compute"),
+        ({"compute": 0.5, "input": 0.3, "launch": 0.2}, {}, "input"),
+        ({"compute": 0.7, "input": 0.05, "other": 0.25}, {"cached_batch": 0.6}, "input"),
+        ({"compute": 0.2, "launch": 0.5, "sync": 0.3}, {"no_sync": 0.6}, "sync"),
+        ({"compute": 0.05, "communication": 0.95}, {}, "communication"),
+        ({"compute": 0.2, "input": 0.2, "copy": 0.15, "launch": 0.15, "other": 0.3}, {}, "other"),
+    ],
+)
+def test_the_verdict_is_what_costs_most(found: dict[str, float], gains: dict[str, float], expected: str) -> None:
+    left_out = [Ablation(name, 1 - gain, gain) for name, gain in gains.items()]
+    assert verdict({**dict.fromkeys(KINDS, 0.0), **found}, left_out) == expected
+
+
+def evidence(made: Measured, gains: dict[str, float] | None = None, **found: float) -> Evidence:
+    left_out = tuple(Ablation(name, 1 - gain, gain) for name, gain in (gains or {}).items())
+    return Evidence(made, {**dict.fromkeys(KINDS, 0.0), **found}, left_out)
+
+
+@pytest.mark.parametrize(
+    ("loader", "cause"),
+    [
+        (replace(LOADER, workers=0, workers_busy=0.9), "input.no_workers"),
+        (replace(LOADER, workers=4, workers_busy=0.95), "input.few_workers"),
+        (replace(LOADER, workers=16, workers_busy=0.95), "input.slow_transform"),
+        (replace(LOADER, workers=16, workers_busy=0.1), "input.slow_storage"),
+    ],
+)
+def test_slow_input_has_a_cause_that_was_measured(loader: LoaderFacts, cause: str) -> None:
+    found = findings(evidence(measured(block("watched", 1.0), loader=loader), {"cached_batch": 0.7}, input=0.5))
+    assert [(one.id, one.gain_at_most, one.location) for one in found] == [(cause, 0.7, "train.py:9")]
+
+
+def test_nothing_is_said_of_what_costs_nothing() -> None:
+    made = measured(block("watched", 1.0), sync_lines={"train.py:3 item": 0.5})
+    assert findings(evidence(made, {"cached_batch": 0.001, "no_sync": -0.02}, compute=0.99, other=0.01)) == ()
+
+
+def test_what_gains_most_comes_first() -> None:
+    made = measured(
+        block("watched", 1.0, compiling=0.3),
+        device="cuda",
+        sync_lines={"a.py:3 item": 0.1, "a.py:7 cpu": 0.5},
+        memory={"num_device_alloc_a_step": 3.0, "num_device_free_a_step": 3.0, "num_empty_caches_a_step": 1.0},
+        facts={**FACTS, "threads": 64},
+    )
+    gains = {"cached_batch": 0.04, "batch_on_device": 0.1, "no_sync": 0.2, "fewer_threads": 0.15}
+    found = findings(evidence(made, gains, compute=0.4, sync=0.1, launch=0.28, copy=0.08, other=0.14))
+    assert [one.id for one in found] == [
+        "memory.thrash", "recompiles", "launch", "sync", "threads.oversubscribed", "copy", "input.few_workers",
+    ]  # fmt: skip
+    by_id = {one.id: one for one in found}
+    assert by_id["sync"].location == "a.py:7"
+    assert by_id["copy"].gain_at_most == pytest.approx(0.06)
+    assert "64 threads" in by_id["threads.oversubscribed"].evidence
+    assert by_id["memory.thrash"].fix == "take empty_cache() out"
+
+
+def rank(number: int, communication: float, least: float = 0.05, **found: float) -> RankProfile:
+    seconds = StepSeconds(1.0, 1.0, 1.0, 1.0)
+    given = {**dict.fromkeys(KINDS, 0.0), **found, "communication": communication}
+    return RankProfile(number, seconds, given, round(communication - least, 9))
+
+
+def test_a_slow_rank_is_the_one_that_waits_least() -> None:
+    ranks = [rank(0, 0.6, compute=0.4), rank(1, 0.05, other=0.55, compute=0.4), rank(2, 0.5, compute=0.4)]
+    slow = slow_rank(ranks)
+    assert slow is ranks[1]
+    found = findings(replace(evidence(measured(block("watched", 1.0))), ranks=tuple(ranks)))
+    assert [(one.id, round(one.gain_at_most, 2)) for one in found] == [("slow_rank", 0.5), ("communication", 0.05)]
+    assert "55% of its own on other" in found[0].evidence
+    assert slow_rank([rank(0, 0.6, least=0.58), rank(1, 0.58, least=0.58)]) is None
+
+
+def test_overhead_is_watched_over_bare() -> None:
+    assert overhead_ratio(measured(block("watched", 1.02), block("bare", 1.0))) == pytest.approx(0.02)
+    assert overhead_ratio(measured(block("watched", 1.02))) == 0.0
+
+
+def a_profile(seconds: float, input: float) -> Profile:
+    made = measured(block("watched", seconds, input=input), block("cached_batch", seconds - input))
+    return conclude([made], Path(), ["python", "train.py"])[0]
+
+
+def test_a_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
+    made = a_profile(1.0, 0.4)
+    (tmp_path / "p.json").write_text(made.to_json())
+    assert Profile.load(tmp_path / "p.json") == made
+    assert made.verdict == "input"
+    assert made.sentence.startswith(
+        "input-bound: 40% of each step of 1.0 s waits for data; without it a step took 600 ms"
+    )
+
+
+def test_measurements_travel_whole(tmp_path: Path) -> None:
+    made = measured(block("watched", 1.0, input=0.3), sync_lines={"a.py:1 item": 0.5}, unseen=("a note",))
+    made.save(tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert Measured.load(file) == made
+
+
+def test_the_page_escapes_what_a_script_is_called() -> None:
+    page = render_profile(replace(a_profile(1.0, 0.4), command=("python", "<b>.py")), {}, (0.0, 0.0))
+    assert "&lt;b&gt;.py" in page
+    assert "<b>.py" not in page
+
+
+def test_changes_are_named_and_conditions_hold_or_not() -> None:
+    changes = compare(a_profile(1.0, 0.4), a_profile(0.8, 0.2))
+    by_name = {change.name: change for change in changes}
+    assert by_name["step_seconds"].ratio == pytest.approx(0.8)
+    assert (by_name["input_seconds"].before, by_name["input_seconds"].after) == pytest.approx((0.4, 0.2))
+    met = ["step_seconds < 0.81x", "step_seconds<=0.9", "shares.input >= 20%", "shares.input > 0.2x"]
+    unmet = ["step_seconds > 1.05x", "shares.input > 0.3", "compute_seconds > 1.01x"]
+    assert [is_met(condition, changes) for condition in met] == [True] * 4
+    assert [is_met(condition, changes) for condition in unmet] == [False] * 3
+
+
+@pytest.mark.parametrize("condition", ["", "step_seconds", "speed > 2x", "step_seconds > 1..5", "step_seconds == 2"])
+def test_a_condition_that_makes_no_sense_is_an_error(condition: str) -> None:
+    with pytest.raises(InputError, match="--fail-if"):
+        is_met(condition, compare(a_profile(1.0, 0.4), a_profile(1.0, 0.4)))
