@@ -75,6 +75,19 @@ def test_a_loop_over_any_loader_learns() -> None:
     assert float(call(sys.executable, "examples/any_loader.py").split()[1]) < 0.3
 
 
+def test_the_slow_script_is_profiled_as_the_page_says(tmp_path: Path) -> None:
+    script = str(REPOSITORY / "examples/slow_loading.py")
+    out = call(sys.executable, "-m", "hotloop", "profile", "--steps", "20", "--", sys.executable, script, cwd=tmp_path)
+    page = (REPOSITORY / "docs/profile.md").read_text()
+    line = re.findall(r"at examples/slow_loading.py:(\d+)", page)[0]
+    fix = re.findall(r"fix: (.*)", page)[0]
+    for expected in ("input-bound: ", f"fix: {fix}", f"at {script}:{line}", "cached batch"):
+        assert expected in out
+    profile = str(tmp_path / "profiles/slow_loading-1/profile.json")
+    compared = call(sys.executable, "-m", "hotloop", "profile", "compare", profile, profile)
+    assert re.search(r"step_seconds +\S+ ms +\S+ ms +1.00x", compared)
+
+
 def test_the_readmes_table_is_what_was_measured() -> None:
     assert call(sys.executable, "bench/table.py", "--check") == "", "it prints only what differs"
 

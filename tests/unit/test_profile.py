@@ -124,7 +124,7 @@ def test_what_gains_most_comes_first() -> None:
 
 
 def rank(number: int, communication: float, least: float = 0.05, **found: float) -> RankProfile:
-    seconds = StepSeconds(1.0, 1.0, 1.0, 1.0)
+    seconds = StepSeconds(1.0, 1.0, 1.0, 1.0, 0.0)
     given = {**dict.fromkeys(KINDS, 0.0), **found, "communication": communication}
     return RankProfile(number, seconds, given, round(communication - least, 9))
 

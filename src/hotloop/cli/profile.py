@@ -41,7 +41,7 @@ class _ScriptOrCompare(click.Group):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the script prints goes to stderr.")
 @click.pass_context
 def profile(ctx: click.Context, steps: int | None, stop: bool, out: Path | None, as_json: bool) -> None:
-    r"""Say where the time of a training goes, and prove it.
+    """Say where the time of a training goes, and prove it.
 
     COMMAND is what you would type to train, after two dashes:
 
@@ -52,7 +52,7 @@ def profile(ctx: click.Context, steps: int | None, stop: bool, out: Path | None,
 
     The script is not changed. Its steps are found, warm-up is skipped, and a bounded number of steps is measured: as
     they are, traced, and with parts left out, such as loading. Then the script is ended.
-    """
+    """  # noqa: D301 - click's sign for lines that stay as they are
     from hotloop.core.errors import InputError
 
     if out and out.exists():
@@ -158,6 +158,6 @@ def _table(before: "Profile", after: "Profile", changes: list["Change"]) -> Iter
             continue
         known = change.name.endswith("_seconds") or change.name == "step_seconds"
         texts = [format_seconds(value) if known else f"{value:.1%}" for value in (change.before, change.after)]
-        spread = f"  ± {change.spread:.0%}" if change.spread else ""
+        spread = f"  ± {change.spread:.2f}" if change.spread else ""
         yield f"{change.name:<22} {texts[0]:>10} {texts[1]:>10} {change.ratio:>7.2f}x{spread}"
     yield f"{'verdict':<22} {before.verdict:>10} {after.verdict:>10}"

@@ -27,12 +27,18 @@ class Operator:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Of steps that are like others; the mean is what speed follows from."""
+    """Of steps that are like others.
+
+    Attributes:
+        mean: what speed follows from: where workers give their batches by turns, most steps are shorter.
+        error: of the mean, by the steps' standard deviation.
+    """
 
     median: float
     p10: float
     p90: float
     mean: float
+    error: float
 
 
 @dataclass(frozen=True)

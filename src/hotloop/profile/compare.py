@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import hypot
 
 from hotloop.core.errors import InputError
 from hotloop.core.profile import KINDS, Profile
@@ -20,7 +21,7 @@ class Change:
 
     Attributes:
         name: such as "step_seconds" or "shares.input".
-        spread: as a share of it: half the distance of the tenths, the wider of both; 0 if unknown.
+        spread: error of the ratio; 0 if unknown.
     """
 
     name: str
@@ -36,7 +37,8 @@ class Change:
 
 def compare(before: Profile, after: Profile) -> list[Change]:
     """What changed: a step's time, then where it goes."""
-    spread = max((one.step_seconds.p90 - one.step_seconds.p10) / 2 / one.step_seconds.median for one in (before, after))
+    ratio = after.step_seconds.mean / before.step_seconds.mean
+    spread = ratio * hypot(*(one.step_seconds.error / one.step_seconds.mean for one in (before, after)))
     changes = [Change("step_seconds", before.step_seconds.mean, after.step_seconds.mean, spread)]
     seconds = [
         Change(f"{kind}_seconds", *(one.shares[kind] * one.step_seconds.mean for one in (before, after)))

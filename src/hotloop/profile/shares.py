@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, quantiles
+from statistics import fmean, quantiles, stdev
 
 from hotloop.core.profile import KINDS, Ablation, RankProfile, StepSeconds
 from hotloop.profile.measured import Block, Measured, StepTime
@@ -30,7 +30,8 @@ def step_seconds(block: Block) -> StepSeconds:
     """How long steps took, with their spread."""
     seconds = sorted(step.seconds for step in regular_steps(block))
     tenths = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
-    return StepSeconds(median=tenths[4], p10=tenths[0], p90=tenths[8], mean=fmean(seconds))
+    error = stdev(seconds) / len(seconds) ** 0.5 if len(seconds) > 1 else 0.0
+    return StepSeconds(median=tenths[4], p10=tenths[0], p90=tenths[8], mean=fmean(seconds), error=error)
 
 
 def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
