@@ -32,9 +32,12 @@ _MOST_WARM_UP, _MOST_WARM_UP_SECONDS = 60, 60.0
 """or after so many steps, or seconds."""
 _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 """Ranks have to agree without asking each other."""
-_FEWEST, _MOST = 12, 100
+_FEWEST, _MOST = 6, 100
+"""Steps under a condition: enough for a mean of slow ones, and no more than are needed of fast ones."""
 _SETTLE = 3
 """Steps that go by before a condition is timed."""
+_MOST_OTHERS = 50
+"""Steps of other optimizers in a row, after which the first one is taken to be done with."""
 _PATIENCE = 3
 """Times that a script may catch its own end before its process is ended at once."""
 
@@ -71,6 +74,7 @@ class Watch:
         self._ended = False
         self._events: list[Any] | None = None
         self._times_stopped = 0
+        self._others = 0
 
     def start(self) -> None:
         self._hooks.install()
@@ -87,11 +91,26 @@ class Watch:
         """An optimizer has stepped. Where there are several, the one that was first marks the steps."""
         if self._ended:
             return
+        try:
+            if self._is_marked_by(optimizer):
+                self._mark()
+        except Exception as error:  # the script goes on in any case
+            self._measured = replace(
+                self._measured, unseen=(*self._measured.unseen, f"{type(error).__name__}: {error}")
+            )
+            self._leave()
+
+    def _is_marked_by(self, optimizer: Any) -> bool:
         if self._optimizer is None:
             self._optimizer = optimizer
             self._found(optimizer)
-        if optimizer is not self._optimizer:
-            return
+        self._others = 0 if optimizer is self._optimizer else self._others + 1
+        if self._others > _MOST_OTHERS:  # the first one is not used any more
+            self._optimizer = optimizer
+            self._hooks.drop_step()
+        return optimizer is self._optimizer
+
+    def _mark(self) -> None:
         step = self._hooks.mark()
         self._measured = replace(self._measured, steps_seen=self._measured.steps_seen + 1)
         if self._events is not None:
@@ -114,7 +133,7 @@ class Watch:
     def _found(self, optimizer: Any) -> None:
         """The first step: what is trained, and where."""
         self._hooks.adopt_thread()
-        device = optimizer.param_groups[0]["params"][0].device
+        device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
         self._measured = replace(self._measured, **script_facts(self._torch, device))
         self._run = self._measure()
         self._wanted = next(self._run)
