@@ -1,0 +1,116 @@
+"""What a script's calls are watched by counts what it should, and leaves nothing behind."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, dataloader
+
+from hotloop.profile.ablations import Ablations
+from hotloop.profile.hooks import Hooks
+
+
+class Slow(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(0.002)
+        return torch.tensor([float(index)])
+
+
+@pytest.fixture
+def hooks() -> Iterator[Hooks]:
+    made = Hooks(torch)
+    made.install()
+    made.mark()
+    yield made
+    made.remove()
+
+
+def test_waiting_for_batches_is_input_and_an_epochs_edge_is_not_regular(hooks: Hooks) -> None:
+    steps = []
+    for _ in DataLoader(Slow(), 2):
+        steps.append(hooks.mark())
+    steps.append(hooks.mark())
+    assert [step.loads for step in steps if step] == [1, 1, 1, 0]
+    assert [step.regular for step in steps if step] == [False, True, True, False]
+    assert all(0.004 <= step.input <= step.seconds for step in steps[:3] if step)
+    assert hooks.loader_line.startswith(__file__)
+    assert len(hooks.epoch_starts) == 1
+    assert hooks.epoch_starts[0] >= 0.004
+
+
+def test_a_loader_that_loads_in_its_own_samples_counts_once(hooks: Hooks) -> None:
+    class Nested(Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.stack(list(DataLoader(Slow(), 1)))
+
+    list(DataLoader(Nested(), 1))
+    step = hooks.mark()
+    assert step
+    assert step.loads == 1
+    assert step.input <= step.seconds
+
+
+def test_another_threads_loading_is_told_and_not_counted(hooks: Hooks) -> None:
+    thread = threading.Thread(target=lambda: list(DataLoader(Slow(), 2)))
+    thread.start()
+    thread.join()
+    step = hooks.mark()
+    assert step
+    assert (step.loads, step.input, hooks.in_another_thread) == (0, 0.0, True)
+
+
+def test_nothing_stays_behind() -> None:
+    before = (dict(vars(DataLoader)), dict(vars(dataloader._BaseDataLoaderIter)), dict(vars(Tensor)))
+    hooks = Hooks(torch)
+    hooks.install()
+    assert vars(DataLoader)["__iter__"] is not before[0]["__iter__"]
+    with hooks.off():
+        assert vars(DataLoader)["__iter__"] is before[0]["__iter__"]
+    hooks.remove()
+    assert (dict(vars(DataLoader)), dict(vars(dataloader._BaseDataLoaderIter)), dict(vars(Tensor))) == before
+
+
+def test_cached_batches_come_at_once_and_the_loader_goes_on_afterwards(hooks: Hooks) -> None:
+    ablations = Ablations(torch, hooks)
+    batches = iter(DataLoader(Slow(), 1))
+    with ablations.collecting():
+        assert next(batches).item() == 0
+        assert next(batches).item() == 1
+    hooks.mark()
+    with ablations.cached_batches():
+        again = {next(batches).item() for _ in range(20)}
+    step = hooks.mark()
+    assert again == {0, 1}
+    assert step
+    assert step.input < 0.02
+    assert [batch.item() for batch in batches] == [2, 3, 4, 5]
+
+
+def test_what_a_script_takes_out_of_a_cached_batch_is_there_again(hooks: Hooks) -> None:
+    class Named(Slow):
+        def __getitem__(self, index: int) -> dict[str, int]:  # type: ignore[override]
+            return {"label": index}
+
+    ablations = Ablations(torch, hooks)
+    batches = iter(DataLoader(Named(), 1))
+    with ablations.collecting():
+        next(batches)
+    with ablations.cached_batches():
+        assert next(batches).pop("label").item() == 0
+        assert next(batches).pop("label").item() == 0
+
+
+def test_threads_are_put_back(hooks: Hooks) -> None:
+    before = torch.get_num_threads()
+    with Ablations(torch, hooks).fewer_threads(ranks=10_000):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
