@@ -128,7 +128,8 @@ def test_a_script_that_catches_its_end_again_and_again_is_ended(script: Path, ho
 
 
 def test_workers_that_are_spawned_are_left_alone(script: Path, hotloop: Command) -> None:
-    write(script, load=0.001, workers="1, multiprocessing_context='spawn', persistent_workers=True")
+    write(script, load=0.001, workers="1, multiprocessing_context='spawn'")
+    script.write_text(script.read_text().replace("return 64", "return 6400"))
     found = json.loads(hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py").out)
     assert found["verdict"] == "input"
     assert found["findings"][0]["id"] == "input.slow_storage"
@@ -139,7 +140,21 @@ def test_a_crash_is_the_scripts_own(script: Path, hotloop: Command) -> None:
     done = hotloop("profile", "--", sys.executable, "train.py", expect=1)
     assert "AssertionError: broken" in done.err
     assert "hotloop: the command ended with code 1 before enough was measured" in done.err
-    assert not Path("profiles").exists()
+    assert list(Path("profiles").iterdir()) == []
+
+
+@pytest.mark.parametrize("steps", [20, 28, 34])
+def test_a_script_that_ends_meanwhile_ends_well(
+    script: Path, hotloop: Command, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """While watched, unwatched and traced: ranks measure at steps that are known beforehand."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    write(script, call=f"main({steps})", extra=f"if done == {steps}: break")
+    expect = 1 if steps == 20 else 0
+    done = hotloop("profile", "--steps", "8", "--", sys.executable, "train.py", expect=expect)
+    assert f"trained {steps}" in done.out
+    assert ("nothing was measured" in done.err) == (steps == 20)
+    assert ("note: the script ended before all was measured" in done.out) == (steps > 20)
 
 
 def test_several_ranks_and_the_slow_one(script: Path, hotloop: Command) -> None:
@@ -157,7 +172,7 @@ def test_several_ranks_and_the_slow_one(script: Path, hotloop: Command) -> None:
 @pytest.mark.parametrize(
     ("command", "cause"),
     [
-        (["true"], "started no Python"),
+        (["true"], "started no Python that hotloop could enter"),
         ([sys.executable, "-I", "-c", "pass"], "started no Python"),
         ([sys.executable, "-c", "pass"], "no optimizer of torch's"),
         ([sys.executable, "train.py"], "it ended after 5 optimizer steps"),

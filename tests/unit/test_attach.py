@@ -1,5 +1,6 @@
 """hotloop starts inside other processes, and these stay what they are."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -122,6 +123,8 @@ def test_a_module_is_followed_once_and_keeps_its_loader(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     before, seen = list(sys.meta_path), list[ModuleType]()
     when_imported("followed", seen.append)
+    assert importlib.util.find_spec("followed")  # looked up, not imported
+    assert seen == []
     import followed  # type: ignore[import-not-found]
 
     assert seen == [followed]

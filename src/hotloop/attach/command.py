@@ -13,6 +13,7 @@ from hotloop.core.errors import InputError
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
+_EXAMPLE = "hotloop profile -- python train.py"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -32,12 +33,15 @@ def run_attached(
     """
     if not shutil.which(command[0], path=environment.get("PATH")):
         cause = "a command is a program and its arguments, as you would type them"
-        raise InputError(f"{command[0]}: no such program", cause, "hotloop profile -- python train.py")
+        raise InputError(f"{command[0]}: no such program", cause, _EXAMPLE)
     path = [str(BOOTSTRAP), *filter(None, [environment.get("PYTHONPATH")])]
     quiet = {"KINETO_LOG_LEVEL": "99"}  # torch's profiler says on the error output that there is no GPU
     inside = {**quiet, **environment, "PYTHONPATH": os.pathsep.join(path), VARIABLE: attachment.to_json()}
     with _forwarded_signals() as children:
-        child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command
+        try:
+            child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command
+        except OSError as error:
+            raise InputError(f"{command[0]} cannot be started", error.strerror or str(error), _EXAMPLE) from error
         children.append(child)
         code = child.wait()
     return 128 - code if code < 0 else code
@@ -54,8 +58,10 @@ def _forwarded_signals() -> Iterator[list["subprocess.Popen[bytes]"]]:
         for child in children:
             child.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
+    before = {number: signal.signal(number, forward) for number in heard}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         yield children
     finally:

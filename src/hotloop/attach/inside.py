@@ -39,6 +39,8 @@ def start() -> None:
     if not asked:
         return
     attachment = Attachment(**json.loads(asked))
+    if not Path(attachment.folder).is_dir():  # the one that waited for this process has gone
+        return
     (Path(attachment.folder) / f"attached-{os.getpid()}").touch()
     module, _, name = attachment.entry.partition(":")
 

@@ -51,7 +51,8 @@ def profile(ctx: click.Context, steps: int | None, stop: bool, out: Path | None,
       hotloop profile compare BEFORE.json AFTER.json --fail-if 'step_seconds > 1.05x'
 
     The script is not changed. Its steps are found, warm-up is skipped, and a bounded number of steps is measured: as
-    they are, traced, and with parts left out, such as loading. Then the script is ended.
+    they are, traced, and with parts left out, such as loading. Then the script is ended; what it saves on its way out
+    was trained on repeated batches: let it save into a folder of no worth.
     """  # noqa: D301 - click's sign for lines that stay as they are
     from hotloop.core.errors import InputError
 
@@ -97,6 +98,7 @@ def compare(before: Path, after: Path, conditions: tuple[str, ...], as_json: boo
     """
     import json
     from dataclasses import asdict
+    from math import isfinite
 
     from hotloop.core.profile import Profile
     from hotloop.profile.compare import compare as changes_between
@@ -106,7 +108,7 @@ def compare(before: Path, after: Path, conditions: tuple[str, ...], as_json: boo
     changes = changes_between(first, second)
     met = [condition for condition in conditions if is_met(condition, changes)]
     if as_json:
-        rows = [{**asdict(change), "ratio": change.ratio} for change in changes]
+        rows = [{**asdict(change), "ratio": change.ratio if isfinite(change.ratio) else None} for change in changes]
         verdicts = {"before": first.verdict, "after": second.verdict}
         click.echo(json.dumps({"changes": rows, "verdicts": verdicts, "failed": met}))
     else:

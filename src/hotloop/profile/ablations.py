@@ -3,13 +3,16 @@
 What is computed meanwhile is of no use: a script goes on with it only to be timed, and is ended afterwards.
 """
 
+import copy
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, UserDict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hotloop.attach.patches import Patches
 from hotloop.profile.hooks import Hooks
@@ -17,6 +20,7 @@ from hotloop.profile.lines import script_line
 
 _KEPT = 4
 """Batches of a loader that are given again and again."""
+_TORCH = "/torch/"
 
 
 class Ablations:
@@ -29,33 +33,54 @@ class Ablations:
     def __init__(self, torch: Any, hooks: Hooks) -> None:
         self._torch = torch
         self._hooks = hooks
-        self._batches: deque[Any] = deque(maxlen=_KEPT)
-        self._moved: dict[tuple[int, str], Any] = {}
+        self._kept: list[_Kept] = []
+        self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep the loader's last batches."""
+        """Keep each loader's last batches."""
 
         def keep(iterator: Any, original: Callable[[], Any]) -> Any:
             batch = original()
-            self._batches.append(batch)
+            kept = self._kept_of(iterator._dataset, same=True)
+            if not kept:
+                kept = _Kept(iterator._dataset, _kind(iterator))
+                self._kept.append(kept)
+            kept.batches.append(batch)
             return batch
 
-        self._hooks.stand_in = keep
-        try:
+        with self._stand_in(keep):
             yield
-        finally:
-            self._hooks.stand_in = None
 
     @contextmanager
     def cached_batches(self) -> Iterator[None]:
-        """The loader gives batches that it has given before; its workers fill what they have room for, and rest."""
+        """Loaders give batches that they have given before, as many as they have left; their workers fill what they
+        have room for, and rest. Loaders that have not been seen give their own.
+        """
 
         def again(iterator: Any, original: Callable[[], Any]) -> Any:
-            self._batches.rotate(1)
-            return _same_containers(self._batches[0])
+            kept = self._kept_of(iterator._dataset, same=True) or self._kept_of(_kind(iterator), same=False)
+            if not kept:
+                return original()
+            given = self._given.get(iterator, 0)
+            with suppress(TypeError):  # an iterable without a length
+                if iterator._num_yielded + given >= len(iterator):
+                    raise StopIteration
+            self._given[iterator] = given + 1
+            kept.batches.rotate(-1)
+            return _same_containers(kept.batches[-1])
 
-        self._hooks.stand_in = again
+        with self._stand_in(again):
+            yield
+
+    def _kept_of(self, what: Any, same: bool) -> "_Kept | None":
+        """Of this data set; or of one made like it, for scripts that make theirs anew for each epoch."""
+        found = [kept for kept in self._kept if (kept.dataset is what if same else kept.kind == what)]
+        return found[0] if len(found) == 1 else None
+
+    @contextmanager
+    def _stand_in(self, give: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[None]:
+        self._hooks.stand_in = give
         try:
             yield
         finally:
@@ -64,79 +89,130 @@ class Ablations:
     @property
     def has_batches(self) -> bool:
         """Whether there is anything to give again."""
-        return len(self._batches) > 0
+        return bool(self._kept)
+
+    def forget(self) -> None:
+        """Let go of all batches."""
+        self._kept.clear()
 
     @contextmanager
     def batches_on_device(self) -> Iterator[None]:
-        """The same, and what the script copies to a GPU has been there since the first time."""
+        """The same, and what the script copies of them to a GPU has been there since the first time."""
+        cached = {id(tensor) for kept in self._kept for tensor in self._tensors(list(kept.batches))}
+        moved: dict[tuple[int, str], Any] = {}
 
         def remembered(original: Callable[..., Any]) -> Callable[..., Any]:
             def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if tensor.is_cuda:
+                if id(tensor) not in cached or any(isinstance(each, self._torch.Tensor) for each in args):
                     return original(tensor, *args, **kwargs)
                 key = (id(tensor), repr((args, kwargs)))
-                if key not in self._moved:
-                    moved = original(tensor, *args, **kwargs)
-                    if not moved.is_cuda:
-                        return moved
-                    self._moved[key] = (tensor, moved)  # kept alive, so that its id stays its own
-                return self._moved[key][1]
+                if key not in moved:
+                    moved[key] = original(tensor, *args, **kwargs)
+                return moved[key]
 
             return move
 
-        patches = Patches()
-        for name in ("to", "cuda"):
-            patches.replace(self._torch.Tensor, name, remembered)
-        try:
-            with self.cached_batches():
-                yield
-        finally:
-            patches.undo()
-            self._moved.clear()
+        with self._replaced(self._torch.Tensor, ("to", "cuda"), remembered), self.cached_batches():
+            yield
 
     @contextmanager
     def without_waits(self) -> Iterator[None]:
-        """Values that a line has once read from a GPU are what it reads ever after; nothing is waited for.
+        """With batches given again, values that a line has once read from a GPU are what it reads in every step;
+        nothing is waited for.
 
-        Decisions on tensors (`if tensor:`) are read anew: another outcome would be another training.
+        Decisions on tensors (`if tensor:`) and what torch itself reads, for loss scaling say, are read anew: another
+        outcome would be another training.
         """
-        values: dict[tuple[str, str], Any] = {}
+        values: dict[tuple[str, str, int], Any] = {}
+        calls: Counter[tuple[str, str]] = Counter()
 
         def remembered(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if not tensor.is_cuda:
+                caller = sys._getframe(1)
+                if not tensor.is_cuda or _TORCH in caller.f_code.co_filename:
                     return original(tensor, *args, **kwargs)
-                key = (script_line(sys._getframe(1)), f"{name}{tuple(tensor.shape)}")
+                if not self._hooks.calls_in_step:
+                    calls.clear()
+                self._hooks.calls_in_step += 1
+                line = (script_line(caller), f"{name}{tuple(tensor.shape)}")
+                calls[line] += 1
+                key = (*line, calls[line])
                 if key not in values:
                     values[key] = original(tensor, *args, **kwargs)
-                return values[key]
+                return copy.deepcopy(values[key])
 
             return read
 
+        def nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: None
+
+        with ExitStack() as stack:
+            for name in ("item", "cpu", "tolist", "__float__", "__int__"):
+                stack.enter_context(self._replaced(self._torch.Tensor, (name,), partial(remembered, name)))
+            stack.enter_context(self._replaced(self._torch.cuda, ("synchronize",), nothing))
+            stack.enter_context(self.cached_batches())
+            yield
+
+    @contextmanager
+    def _replaced(self, owner: Any, names: Sequence[str], make: Callable[[Any], Any]) -> Iterator[None]:
         patches = Patches()
-        for name in ("item", "cpu", "tolist", "__float__", "__int__"):
-            patches.replace(self._torch.Tensor, name, partial(remembered, name))
-        patches.replace(self._torch.cuda, "synchronize", lambda original: lambda *args, **kwargs: None)
+        for name in names:
+            patches.replace(owner, name, make)
         try:
             yield
         finally:
             patches.undo()
 
+    def _tensors(self, batch: Any) -> Iterator[Any]:
+        if isinstance(batch, self._torch.Tensor):
+            yield batch
+        elif isinstance(batch, Mapping):
+            for value in batch.values():
+                yield from self._tensors(value)
+        elif isinstance(batch, list | tuple):
+            for value in batch:
+                yield from self._tensors(value)
+
     @contextmanager
-    def fewer_threads(self, ranks: int) -> Iterator[None]:
-        """As many threads of torch's as this process has processors, shared among the ranks of this machine."""
+    def fewer_threads(self) -> Iterator[None]:
+        """As many threads of torch's as this process has processors."""
         before = self._torch.get_num_threads()
-        self._torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        self._torch.set_num_threads(len(os.sched_getaffinity(0)))
         try:
             yield
         finally:
             self._torch.set_num_threads(before)
 
 
+@dataclass
+class _Kept:
+    """Batches of one data set.
+
+    Attributes:
+        kind: what a data set made like it has in common with it.
+    """
+
+    dataset: Any
+    kind: tuple[type, int | None]
+    batches: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+
+def _kind(iterator: Any) -> tuple[type, int | None]:
+    try:
+        return type(iterator._dataset), len(iterator)
+    except TypeError:  # an iterable without a length
+        return type(iterator._dataset), None
+
+
 def _same_containers(batch: Any) -> Any:
     """The batch in lists and dicts of its own, as scripts take things out of them."""
-    if isinstance(batch, dict):
-        return type(batch)({key: _same_containers(value) for key, value in batch.items()})
+    if isinstance(batch, MutableMapping):
+        fresh = copy.copy(batch)
+        if isinstance(batch, UserDict) and isinstance(fresh, UserDict):  # whose copy shares what it holds
+            fresh.data = dict(batch.data)
+        for key, value in batch.items():
+            fresh[key] = _same_containers(value)
+        return fresh
     if type(batch) in (list, tuple):
         return type(batch)(_same_containers(value) for value in batch)
     return batch

@@ -84,7 +84,11 @@ def conclude(
 def _notes(measured: Measured) -> tuple[str, ...]:
     """What a reader has to know besides."""
     found = list(measured.unseen)
-    if not measured.complete:
+    if measured.left_out and not measured.complete:
+        found.append(
+            f"the script failed while {measured.left_out.replace('_', ' ')} was tried: that is not its own fault"
+        )
+    elif not measured.complete:
         rest = "" if measured.trace else "; without a trace all but input counts as computing"
         found.append(f"the script ended before all was measured{rest}")
     watched, facts = measured.block("watched"), measured.facts

@@ -9,10 +9,13 @@ from typing import Any
 def script_facts(torch: Any, device: Any) -> dict[str, Any]:
     """Fields of `Measured` that stay as they are while the script runs."""
     gpu = device.type == "cuda"
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if torch.distributed.is_available() and torch.distributed.is_initialized():  # by hand, without torchrun
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return {
-        "rank": int(os.environ.get("RANK", "0")),
-        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
-        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "rank": rank,
+        "world_size": world_size,
+        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
         "device": "cuda" if gpu else "cpu",
         "device_name": torch.cuda.get_device_name(device) if gpu else _processor(),
         "facts": {

@@ -7,7 +7,7 @@ from statistics import fmean
 from hotloop.core.profile import Ablation, Finding, RankProfile
 from hotloop.core.units import count, format_seconds
 from hotloop.profile.measured import Block, LoaderFacts, Measured
-from hotloop.profile.shares import mean_seconds, regular_steps, slow_rank
+from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
 
 _WORTH_SAYING = 0.02
 _BUSY = 0.7
@@ -51,7 +51,6 @@ def findings(evidence: Evidence) -> tuple[Finding, ...]:
     found = [
         *_input(evidence), *_epoch_start(evidence), *_copy(evidence), *_sync(evidence), *_launch(evidence),
         *_memory(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence), *_ranks(evidence),
-        *_precision(evidence),
     ]  # fmt: skip
     return tuple(sorted((one for one in found if one.gain_at_most >= _WORTH_SAYING), key=lambda one: -one.gain_at_most))
 
@@ -103,8 +102,8 @@ def _epoch_start(evidence: Evidence) -> Iterator[Finding]:
 
 def _copy(evidence: Evidence) -> Iterator[Finding]:
     loader, share = evidence.measured.loader, evidence.shares["copy"]
-    resident, cached = evidence.gain("batch_on_device"), evidence.gain("cached_batch")
-    gain = share if resident is None or cached is None else max(0.0, resident - cached)
+    measured = saved("copy", evidence.ablations)
+    gain = share if measured is None else max(0.0, measured)
     pinned = loader is not None and loader.pin_memory
     evidence_text = f"{share:.0%} of a step; the DataLoader gives {'page-locked' if pinned else 'pageable'} memory"
     fix = "copy a batch ahead: for batch in hotloop.prefetch(loader)"
@@ -114,7 +113,7 @@ def _copy(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _sync(evidence: Evidence) -> Iterator[Finding]:
-    share, measured = evidence.shares["sync"], evidence.gain("no_sync")
+    share, measured = evidence.shares["sync"], saved("sync", evidence.ablations)
     lines = sorted(evidence.measured.sync_lines.items(), key=lambda item: -item[1])
     if not lines:
         return
@@ -228,17 +227,4 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
             f"{real:.0%} of a step, what ranks wait for each other not counted",
             real,
             "more accumulation, gradients as bf16 (bf16_compress_hook), or a faster link",
-        )
-
-
-def _precision(evidence: Evidence) -> Iterator[Finding]:
-    facts, share = evidence.measured.facts, evidence.shares["compute"]
-    fp32 = facts.get("fp32_share", 0.0)
-    if evidence.measured.device == "cuda" and not facts["tf32"] and fp32 > 0.1:
-        yield Finding(
-            "compute.fp32",
-            "matrix products in fp32 leave the tensor cores idle",
-            f"{fp32:.0%} of the GPU's time is in such kernels",
-            share * fp32 * 0.75,
-            'torch.set_float32_matmul_precision("high"), or torch.autocast("cuda", torch.bfloat16)',
         )

@@ -6,9 +6,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from hotloop.attach.imports import when_imported
 from hotloop.attach.patches import Patches
@@ -27,7 +28,7 @@ class Hooks:
         stand_in: gives batches in place of a loader's own, in ablations; see `Ablations`.
         annotate: opens a named range in a trace; does nothing while none is recorded.
         on_mark: opens the range that stands for a mark there.
-        loader: the iterator of the DataLoader that was asked last.
+        loader: gives the iterator of the DataLoader that was asked last, while it lives.
         in_another_thread: whether a DataLoader was iterated over by a thread that does not train.
     """
 
@@ -36,19 +37,21 @@ class Hooks:
         self.stand_in: Callable[[Any, Callable[[], Any]], Any] | None = None
         self.on_mark: Callable[[], AbstractContextManager[Any]] | None = None
         self.annotate: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
-        self.loader: Any = None
+        self.loader: Callable[[], Any] = lambda: None
         self.loader_line = ""
         self.in_another_thread = False
         self.epoch_starts: list[float] = []
         self.sync_lines: dict[str, float] = defaultdict(float)
         self.thread = threading.get_ident()
         self.empty_caches = 0
-        self.input = self.copy = self.sync = self.compiling = 0.0
+        self.input = self.sync = self.compiling = 0.0
         self.loads = 0
+        self.calls_in_step = 0
         self.regular = True
         self._torch = torch
         self._patches = Patches()
         self._process = os.getpid()
+        self._on_gpu = False
         self._began: float | None = None
         self._depth = 0
         self._compile_started = 0.0
@@ -56,16 +59,31 @@ class Hooks:
         when_imported("torch._dynamo.callback", self._watch_compiler)
 
     def install(self) -> None:
-        torch, data = self._torch, self._torch.utils.data
+        data = self._torch.utils.data
         self._patches.replace(data.dataloader._BaseDataLoaderIter, "__next__", self._next)
         self._patches.replace(data.DataLoader, "__iter__", self._iter)
-        if torch.cuda.is_available():
+        if self._on_gpu:
+            torch = self._torch
             for name in ("to", "cuda"):
                 self._patches.replace(torch.Tensor, name, self._move)
             for name in _WAITS:
                 self._patches.replace(torch.Tensor, name, partial(self._wait, name))
             self._patches.replace(torch.cuda, "synchronize", partial(self._wait, "synchronize"))
             self._patches.replace(torch.cuda, "empty_cache", self._counted)
+
+    def adopt(self, on_gpu: bool) -> None:
+        """The thread that calls this is the one that trains. Only now is a GPU's part installed: to ask earlier whether
+        there is one would start the driver, which some scripts do later, or in children.
+        """
+        self.thread = threading.get_ident()
+        self.in_another_thread = False
+        self._on_gpu = on_gpu
+        self._patches.undo()
+        self.install()
+
+    def forked(self) -> None:
+        """This is a child that a fork made."""
+        self._process = os.getpid()
 
     def remove(self) -> None:
         """Leave nothing behind."""
@@ -89,9 +107,7 @@ class Hooks:
         now = time.perf_counter()
         step = None
         if self._began is not None:
-            step = StepTime(
-                now - self._began, self.input, self.copy, self.sync, self.compiling, self.loads, self.regular
-            )
+            step = StepTime(now - self._began, self.input, self.compiling, self.loads, self.regular)
         self._began = now
         self._clear()
         return step
@@ -100,14 +116,10 @@ class Hooks:
         """What has gone by since the last mark is none of the script's."""
         self._began = None
 
-    def adopt_thread(self) -> None:
-        """The thread that calls this is the one that trains."""
-        self.thread = threading.get_ident()
-        self.in_another_thread = False
-
     def _clear(self) -> None:
-        self.input = self.copy = self.sync = self.compiling = 0.0
+        self.input = self.sync = self.compiling = 0.0
         self.loads = 0
+        self.calls_in_step = 0
         self.regular = True
 
     def _is_ours(self) -> bool:
@@ -143,8 +155,8 @@ class Hooks:
             if not self._is_ours():
                 self.in_another_thread |= self.active and not self._depth and os.getpid() == self._process
                 return original(iterator)
-            if self.loader is not iterator:
-                self.loader, self.loader_line = iterator, script_line(sys._getframe(1))
+            if self.loader() is not iterator:
+                self.loader, self.loader_line = ref(iterator), script_line(sys._getframe(1))
             started = time.perf_counter()
             try:
                 with self._timed("input"):
@@ -164,12 +176,8 @@ class Hooks:
         def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if tensor.is_cuda or not self._is_ours():
                 return original(tensor, *args, **kwargs)
-            started = time.perf_counter()
             with self.annotate("hotloop::copy"):
-                moved = original(tensor, *args, **kwargs)
-            if moved.is_cuda:
-                self.copy += time.perf_counter() - started
-            return moved
+                return original(tensor, *args, **kwargs)
 
         return move
 
@@ -193,9 +201,10 @@ class Hooks:
         return empty_cache
 
     def _watch_compiler(self, callback: Any) -> None:
-        """torch.compile calls back where it begins and ends."""
-        callback.callback_handler.register_start_callback(self._compile_began)
-        callback.callback_handler.register_end_callback(self._compile_ended)
+        """torch.compile calls back where it begins and ends; older ones do not."""
+        with suppress(AttributeError):
+            callback.callback_handler.register_start_callback(self._compile_began)
+            callback.callback_handler.register_end_callback(self._compile_ended)
 
     def _compile_began(self, *_: object) -> None:
         self._compile_started = time.perf_counter()

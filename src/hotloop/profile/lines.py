@@ -8,8 +8,10 @@ from pathlib import Path
 from types import FrameType
 
 _EVERY_SECONDS = 0.01
+_TORCH = "/torch/"
 
 _PACKAGE = str(Path(__file__).parents[1])
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = tuple({*sysconfig.get_paths().values(), _PACKAGE, "<frozen"} - {sysconfig.get_paths()["data"]})
 
 
@@ -17,32 +19,35 @@ def script_line(frame: FrameType | None) -> str:
     """The innermost line that is the user's own, as "FILE:LINE"; empty if there is none."""
     while frame:
         name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and not name.startswith("<"):
+        if not name.startswith(("<", *_LIBRARIES)) and not any(part in name for part in _PACKAGES):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
 class Lines:
-    """Looks at a thread every 10 ms from another one; about 20 us each."""
+    """Looks at a thread every 10 ms from another one, and notes its line unless it is inside of torch's Python."""
 
     def __init__(self, thread: int) -> None:
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._thread = thread
         self._ended = threading.Event()
         self._looking = threading.Thread(target=self._look, name="hotloop-lines", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> "Lines":
         self._looking.start()
+        return self
 
-    def stop(self) -> dict[str, int]:
-        """End, and say how often each line was seen."""
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._looking.join()
-        return dict(self.counts.most_common(20))
+
+    def most_common(self) -> dict[str, int]:
+        """How often lines were seen, the most often seen first."""
+        return dict(self._counts.most_common(20))
 
     def _look(self) -> None:
         while not self._ended.wait(_EVERY_SECONDS):
             frame = sys._current_frames().get(self._thread)
-            if line := script_line(frame):
-                self.counts[line] += 1
+            if frame and _TORCH not in frame.f_code.co_filename and (line := script_line(frame)):
+                self._counts[line] += 1

@@ -15,8 +15,6 @@ class StepTime:
     Attributes:
         seconds: by the host's clock.
         input: of those, waiting in a DataLoader.
-        copy: in copies to a GPU.
-        sync: in calls that wait for a GPU.
         compiling: in torch.compile.
         loads: batches taken.
         regular: whether it was one like others: no epoch began or ended, nothing but training was done.
@@ -24,8 +22,6 @@ class StepTime:
 
     seconds: float
     input: float = 0.0
-    copy: float = 0.0
-    sync: float = 0.0
     compiling: float = 0.0
     loads: int = 0
     regular: bool = True
@@ -84,7 +80,7 @@ class Measured:
         memory: bytes allocated and reserved, and counts a step of what the allocator did.
         facts: of torch and the model, such as threads, precision switches, modules of note.
         trace: the file with the Chrome trace; empty if there is none.
-        traced_steps: in it.
+        left_out: what is being left out now; if the script fails meanwhile, that is why.
     """
 
     rank: int = 0
@@ -101,7 +97,7 @@ class Measured:
     memory: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     trace: str = ""
-    traced_steps: int = 0
+    left_out: str = ""
 
     def block(self, name: str) -> Block | None:
         """The block of that name."""

@@ -38,7 +38,7 @@ def profile_script(
     """Run a command and measure the training in it.
 
     Args:
-        results: a folder, made if something was measured: `profile.json`, `report.html` and `trace.json`.
+        results: a folder to be made: `profile.json`, `report.html` and `trace.json`; gone if nothing was measured.
         output: a file descriptor for what the command writes to its standard output, in place of ours.
 
     Raises:
@@ -47,15 +47,22 @@ def profile_script(
     """
     with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
-        code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
-        measured = read_measured(folder)
-        enough = [one for one in measured if one.block("watched")]
-        if not enough:
-            if code:
-                return Outcome(code, None)
-            raise _nothing_seen(command, folder, measured)
-        profile, line, trace = conclude(enough, folder, command)
         results.mkdir(parents=True)
+        try:
+            code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
+            measured = read_measured(folder)
+            enough = [one for one in measured if one.block("watched")]
+            if not enough and not code:
+                raise _nothing_seen(command, folder, measured)
+        except HotloopError:
+            results.rmdir()
+            raise
+        if not enough:
+            results.rmdir()
+            return Outcome(code, None)
+        if code and any(one.left_out for one in enough):
+            code = 0  # a note tells it
+        profile, line, trace = conclude(enough, folder, command)
         files = {"report": str(results / "report.html"), "json": str(results / "profile.json")}
         if trace:
             shutil.move(trace, results / "trace.json")
@@ -81,7 +88,9 @@ def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measu
     """Why a script that ended well has no profile."""
     what = f"{' '.join(command)}: nothing was measured"
     if not any(folder.glob("attached-*")):
-        cause = "the command started no Python that hotloop could enter; Python's -I, -E and -S keep it out"
+        cause = (
+            "it started no Python that hotloop could enter: -I, -E, -S or a PYTHONPATH set in the command keep it out"
+        )
         return HotloopError(what, cause, "hotloop profile -- python train.py")
     if measured:
         seen = max(one.steps_seen for one in measured)

@@ -21,14 +21,21 @@ def regular_steps(block: Block) -> Sequence[StepTime]:
     return [step for step in block.steps if step.regular] or block.steps
 
 
+def regular_seconds(block: Block) -> Sequence[float]:
+    """How long steps like others took: by the GPU's own events if there are any, as the host may be ahead of it."""
+    steps = block.steps[len(block.steps) - len(block.device_seconds) :]
+    device = [seconds for seconds, step in zip(block.device_seconds, steps, strict=True) if step.regular]
+    return device or block.device_seconds or [step.seconds for step in regular_steps(block)]
+
+
 def mean_seconds(block: Block) -> float:
     """Of a step like others."""
-    return fmean(step.seconds for step in regular_steps(block))
+    return fmean(regular_seconds(block))
 
 
 def step_seconds(block: Block) -> StepSeconds:
     """How long steps took, with their spread."""
-    seconds = sorted(step.seconds for step in regular_steps(block))
+    seconds = sorted(regular_seconds(block))
     tenths = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
     error = stdev(seconds) / len(seconds) ** 0.5 if len(seconds) > 1 else 0.0
     return StepSeconds(median=tenths[4], p10=tenths[0], p90=tenths[8], mean=fmean(seconds), error=error)
@@ -51,7 +58,6 @@ def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
         return found
     traced = {kind: line.seconds(kind) for kind in KINDS}
     if measured.device == "cuda":
-        whole = fmean(watched.device_seconds) if watched.device_seconds else whole
         known = {kind: min(1.0, traced[kind] / whole) for kind in ("compute", "communication")}
     else:
         known = {"input": fmean(step.input for step in steps) / whole}
@@ -70,15 +76,19 @@ def _filled(known: Mapping[str, float], traced: Mapping[str, float]) -> dict[str
     return found
 
 
+def saved(kind: str, left_out: Sequence[Ablation]) -> float | None:
+    """By leaving a kind out; None if that was not done. What is done with batches given again counts from there."""
+    gains = {one.name: one.gain for one in left_out}
+    gain = gains.get(PROOFS.get(kind, ""))
+    return gain if gain is None or kind == "input" else gain - max(0.0, gains.get("cached_batch", 0.0))
+
+
 def verdict(found: Mapping[str, float], left_out: Sequence[Ablation]) -> str:
     """What holds the training up.
 
     Leaving a part out may save more than its share: workers that decode take processors from the training.
     """
-    gains = {one.name: one.gain for one in left_out}
-    cost = {
-        kind: max(share, gains.get(PROOFS.get(kind, ""), 0.0)) for kind, share in found.items() if kind != "compute"
-    }
+    cost = {kind: max(share, saved(kind, left_out) or 0.0) for kind, share in found.items() if kind != "compute"}
     kind = max(cost, key=lambda kind: cost[kind])
     return kind if cost[kind] >= min(_HOLDS_UP, found["compute"]) else "compute"
 
@@ -103,7 +113,7 @@ def overhead_ratio(measured: Measured) -> float:
 
 
 def _usual(block: Block) -> float:
-    seconds = sorted(step.seconds for step in block.steps)
+    seconds = sorted(block.device_seconds or [step.seconds for step in block.steps])
     return fmean(seconds[: max(1, len(seconds) * 4 // 5)])
 
 

@@ -79,7 +79,7 @@ def timeline(events: Sequence[Event]) -> Timeline | None:
             ranges[event.name.removeprefix("hotloop::")].append((event.begin, event.end))
     said = {name: union(found) for name, found in ranges.items()}
     gpu = [event for event in inside if event.kind in ("kernel", "gpu_memcpy", "gpu_memset")]
-    times = _with_gpu(span, inside, gpu, said, thread) if gpu else _without_gpu(span, inside, said)
+    times = _with_gpu(span, inside, gpu, said) if gpu else _without_gpu(span, inside, said)
     busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     steps = len(marks) - 1
     idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
@@ -99,15 +99,14 @@ def _without_gpu(span: Interval, events: Sequence[Event], said: Mapping[str, lis
 
 
 def _with_gpu(
-    span: Interval, events: Sequence[Event], gpu: Sequence[Event], said: Mapping[str, list[Interval]], thread: object
+    span: Interval, events: Sequence[Event], gpu: Sequence[Event], said: Mapping[str, list[Interval]]
 ) -> dict[str, Any]:
     """While the GPU works, its work; while it rests, what the host is at."""
     copies = [event for event in gpu if event.kind == "gpu_memcpy" and "HtoD" in event.name]
-    computing = [event for event in gpu if event not in copies and not _is_collective(event)]
+    computing = [event for event in gpu if not _is_collective(event) and "HtoD" not in event.name]
     busy = union((event.begin, event.end) for event in gpu)
-    calls = [
-        event for event in events if event.thread == thread and event.kind in ("cpu_op", "cuda_runtime", "cuda_driver")
-    ]
+    # Backward runs in a thread of its own.
+    calls = [event for event in events if event.kind in ("cpu_op", "cuda_runtime", "cuda_driver")]
     python = [gap for gap in difference([span], _times(calls)) if gap[1] - gap[0] >= _PYTHON_SECONDS]
     waits = union([*said.get("sync", []), *((e.begin, e.end) for e in calls if e.name.startswith(_WAITING_CALLS))])
     after_waits = [gap for gap in difference([span], busy) if covers(waits, gap[0])]

@@ -50,7 +50,7 @@ def begin(torch: Any, attachment: Attachment) -> None:
     """Watch this process from its first optimizer step on."""
     watch = Watch(torch, Plan(**attachment.settings), Path(attachment.folder))
     watch.start()
-    os.register_at_fork(after_in_child=watch.forget)
+    os.register_at_fork(after_in_child=watch.forked)
 
 
 class Watch:
@@ -74,6 +74,7 @@ class Watch:
         self._ended = False
         self._events: list[Any] | None = None
         self._times_stopped = 0
+        self._other: Any = None
         self._others = 0
 
     def start(self) -> None:
@@ -82,10 +83,12 @@ class Watch:
         self._hook = register(self._stepped)
         atexit.register(self._leave)
 
-    def forget(self) -> None:
-        """This is a child that a fork made: it trains nothing."""
-        self._ended = True
-        self._hooks.remove()
+    def forked(self) -> None:
+        """This is a child that a fork made: a worker of a training, or one that trains itself."""
+        if self._measured.steps_seen:
+            self._ended = True
+            self._hooks.remove()
+        self._hooks.forked()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped. Where there are several, the one that was first marks the steps."""
@@ -98,13 +101,19 @@ class Watch:
             self._measured = replace(
                 self._measured, unseen=(*self._measured.unseen, f"{type(error).__name__}: {error}")
             )
+            if self._measured.left_out:  # what it trains has been spoiled
+                self._end()
             self._leave()
 
     def _is_marked_by(self, optimizer: Any) -> bool:
         if self._optimizer is None:
             self._optimizer = optimizer
             self._found(optimizer)
-        self._others = 0 if optimizer is self._optimizer else self._others + 1
+        if optimizer is self._optimizer:
+            self._other, self._others = None, 0
+            return True
+        self._others = self._others + 1 if optimizer is self._other else 1
+        self._other = optimizer
         if self._others > _MOST_OTHERS:  # the first one is not used any more
             self._optimizer = optimizer
             self._hooks.drop_step()
@@ -132,29 +141,30 @@ class Watch:
 
     def _found(self, optimizer: Any) -> None:
         """The first step: what is trained, and where."""
-        self._hooks.adopt_thread()
         device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
         self._measured = replace(self._measured, **script_facts(self._torch, device))
+        self._hooks.adopt(on_gpu=device.type == "cuda")
         self._run = self._measure()
         self._wanted = next(self._run)
 
     def _measure(self) -> Steps:
         """All that is measured, in order."""
         number = yield from self._warm_up()
-        lines = Lines(self._hooks.thread)
-        lines.start()
-        counts, activity = allocator_counts(self._torch, self._measured.device), Activity(self._workers())
-        cpu_before, caches = time.thread_time(), self._hooks.empty_caches
+        counts, activity = self._counts(), Activity(self._workers())
         self._hooks.sync_lines.clear()
-        yield from self._block("watched", number, settle=0)
-        used = time.thread_time() - cpu_before
-        self._keep_lines(lines.stop(), activity, used, {**counts, "num_empty_caches": caches})
+        with Lines(self._hooks.thread) as lines:
+            used = time.thread_time()
+            yield from self._block("watched", number, settle=0)
+            used = time.thread_time() - used
+        self._keep(lines.most_common(), activity, used, counts)
         with self._hooks.off():
             yield from self._block("bare", max(_FEWEST, number // 2), settle=1)
         with self._ablations.collecting():
             yield from self._traced()
         if self._plan.ablate:
             for name, condition in self._conditions():
+                self._measured = replace(self._measured, left_out=name)
+                self._write()
                 with condition():
                     yield from self._block(name, max(_FEWEST, number // 2), _SETTLE)
         self._measured = replace(self._measured, complete=True)
@@ -193,25 +203,28 @@ class Watch:
         self._write()  # whatever becomes of the script from here on
 
     def _traced(self) -> Steps:
-        # Workers give their batches by turns: two rounds of them.
-        profiler, number = self._torch.profiler, max(self._plan.trace_steps, min(24, 2 * len(self._workers())))
+        profiler, number = self._torch.profiler, self._plan.trace_steps
+        if self._measured.world_size == 1:  # workers give their batches by turns: two rounds of them
+            number = max(number, min(24, 2 * len(self._workers())))
         trace = profiler.profile(activities=list(profiler.supported_activities()))
         yield 1
         trace.start()
-        self._hooks.annotate = self._torch.profiler.record_function
-        yield 1  # the first one that is traced takes longer
-        with self._mark_in_trace():
-            pass
-        self._hooks.on_mark = self._mark_in_trace
-        yield number
-        self._hooks.on_mark = None
-        self._hooks.annotate = lambda name: nullcontext()
-        if self._measured.device == "cuda":
-            self._torch.cuda.synchronize()
-        trace.stop()
+        try:
+            self._hooks.annotate = self._torch.profiler.record_function
+            yield 1  # the first one that is traced takes longer
+            with self._mark_in_trace():
+                pass
+            self._hooks.on_mark = self._mark_in_trace
+            yield number
+        finally:  # a process that ends with a profiler at work may crash
+            self._hooks.on_mark = None
+            self._hooks.annotate = lambda name: nullcontext()
+            if self._measured.device == "cuda":
+                self._torch.cuda.synchronize()
+            trace.stop()
         file = self._folder / f"trace-{os.getpid()}.json"
         trace.export_chrome_trace(str(file))
-        self._measured = replace(self._measured, trace=file.name, traced_steps=number)
+        self._measured = replace(self._measured, trace=file.name)
         self._hooks.drop_step()
 
     def _mark_in_trace(self) -> AbstractContextManager[Any]:
@@ -219,39 +232,48 @@ class Watch:
         return mark
 
     def _conditions(self) -> Iterator[tuple[str, Callable[[], AbstractContextManager[None]]]]:
-        ablations, gpu = self._ablations, self._measured.device == "cuda"
+        """The loader's come last, as they leave its queues full. Several ranks do the same, whatever each has seen."""
+        ablations, measured = self._ablations, self._measured
+        if measured.world_size > 1:
+            yield "cached_batch", ablations.cached_batches
+            return
+        if measured.facts["threads"] > measured.facts["processors"]:
+            yield "fewer_threads", ablations.fewer_threads
         if ablations.has_batches:
             yield "cached_batch", ablations.cached_batches
-            if gpu:
+        if measured.device == "cuda":
+            if ablations.has_batches:
                 yield "batch_on_device", ablations.batches_on_device
-        if gpu:
             yield "no_sync", ablations.without_waits
-        if self._measured.facts["threads"] * self._measured.local_world_size > self._measured.facts["processors"]:
-            yield "fewer_threads", lambda: ablations.fewer_threads(self._measured.local_world_size)
 
     def _workers(self) -> list[int]:
-        return [worker.pid for worker in getattr(self._hooks.loader, "_workers", [])]
+        return [worker.pid for worker in getattr(self._hooks.loader(), "_workers", [])]
 
-    def _keep_lines(self, lines: dict[str, int], activity: Activity, used: float, before: dict[str, float]) -> None:
-        """What goes with the watched steps."""
-        watched = self._measured.blocks[-1]
+    def _counts(self) -> dict[str, float]:
+        return {**allocator_counts(self._torch, self._measured.device), "num_empty_caches": self._hooks.empty_caches}
+
+    def _keep(self, lines: dict[str, int], activity: Activity, used: float, before: dict[str, float]) -> None:
+        """What goes with the watched steps.
+
+        Args:
+            used: seconds of a processor that the thread that trains has had meanwhile.
+        """
+        watched, after = self._measured.blocks[-1], self._counts()
         number, seconds = len(watched.steps), sum(step.seconds for step in watched.steps)
-        after = {**allocator_counts(self._torch, self._measured.device), "num_empty_caches": self._hooks.empty_caches}
+        counted = [name for name in after if name.startswith("num")]
         self._measured = replace(
             self._measured,
             blocks=(*self._measured.blocks[:-1], replace(watched, lines=lines)),
             loader=self._loader_facts(activity, used / seconds),
             sync_lines={line: total / number for line, total in self._hooks.sync_lines.items()},
             memory={
-                **{
-                    f"{name}_a_step": (after[name] - before[name]) / number for name in before if name.startswith("num")
-                },
-                **{name: value for name, value in after.items() if not name.startswith("num")},
+                **{name: value for name, value in after.items() if name not in counted},
+                **{f"{name}_a_step": (after[name] - before[name]) / number for name in counted},
             },
         )
 
     def _loader_facts(self, activity: Activity, busy: float) -> LoaderFacts | None:
-        iterator = self._hooks.loader
+        iterator = self._hooks.loader()
         if iterator is None:
             return None
         workers = self._workers()
@@ -286,7 +308,10 @@ class Watch:
         if self._ended:
             return
         self._ended = True
+        if self._run:
+            self._run.close()
         self._hooks.remove()
+        self._ablations.forget()
         self._hook.remove()
         if self._measured.steps_seen:
             self._write()

@@ -16,16 +16,15 @@ class _Hotloop:
     """Finds hotloop where it lies, in environments in which it is not installed."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         if name != "hotloop":
             return None
         return spec_from_file_location(name, _PACKAGE / "__init__.py", submodule_search_locations=[str(_PACKAGE)])
 
 
 def _start() -> None:
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
-    sys.meta_path.append(_Hotloop)
     try:
+        sys.meta_path.append(_Hotloop)
         from hotloop.attach.inside import start
 
         start()
@@ -34,6 +33,7 @@ def _start() -> None:
 
 
 def _make_way() -> None:
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
     own = sys.modules.pop("sitecustomize")
     try:
         import_module("sitecustomize")  # the user's own
@@ -43,5 +43,7 @@ def _make_way() -> None:
         sys.modules["sitecustomize"] = own
 
 
-_start()
-_make_way()
+try:
+    _start()
+finally:
+    _make_way()

@@ -1,0 +1,135 @@
+"""`hotloop profile` on scripts with a known bottleneck: is the verdict right, and is the gain that it predicts the gain
+that mending brings?
+
+Each script of `bench/bottlenecks/` has one bottleneck, which `--mended` takes out. It is timed as it is, profiled, and
+timed mended, in this order, several times over. Goals: every verdict right; predicted and real step times after mending
+within 10 % of the step; watching lengthens a step by at most 2 %.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from record import Figure, add_device, publish
+
+SCRIPTS = Path(__file__).parent / "bottlenecks"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script and what is to be found in it.
+
+    Attributes:
+        verdict: what holds it up.
+        finding: whose gain is compared with the real one.
+        on: devices on which it has its bottleneck.
+        ranks: processes.
+    """
+
+    verdict: str
+    finding: str
+    on: tuple[str, ...] = ("cpu", "cuda")
+    ranks: int = 1
+
+
+CASES = {
+    "input_slow_transform": Case("input", "input.slow_transform"),
+    "input_no_workers": Case("input", "input.no_workers"),
+    "input_slow_disk": Case("input", "input.slow_storage"),
+    "input_one_worker": Case("input", "input.slow_storage"),
+    "copy_bound": Case("copy", "copy", ("cuda",)),
+    "launch_bound": Case("launch", "launch", ("cuda",)),
+    "sync_bound": Case("sync", "sync", ("cuda",)),
+    "compute_bound": Case("compute", ""),
+    "memory_thrash": Case("other", "memory.thrash", ("cuda",)),
+    "thread_oversubscription": Case("compute", "threads.oversubscribed", ("cpu",)),
+    "recompilation": Case("other", "recompiles"),
+    "python_bound": Case("other", "other.python"),
+    "slow_rank": Case("other", "slow_rank", ranks=2),
+    "slow_link": Case("communication", "communication", ranks=2),
+}
+
+
+def started(name: str, case: Case, device: str, *options: str) -> list[str]:
+    """The command that trains."""
+    script = [str(SCRIPTS / f"{name}.py"), "--device", device, *options]
+    if case.ranks == 1:
+        return [sys.executable, *script]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={case.ranks}", *script]
+
+
+def seconds(command: list[str]) -> float:
+    """A step's, as the script itself takes it."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
+
+
+def profile(command: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        whole = [sys.executable, "-m", "hotloop", "profile", "--json", "--out", f"{folder}/out", "--", *command]
+        done = subprocess.run(whole, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measured(name: str, case: Case, device: str, rounds: int, steps: int) -> dict[str, Any]:
+    """What was found in one script, and what was true."""
+    plain, mended, profiles = [], [], []
+    for _ in range(rounds):
+        plain.append(seconds(started(name, case, device, "--steps", str(steps))))
+        profiles.append(profile(started(name, case, device, "--steps", "100000")))
+        mended.append(seconds(started(name, case, device, "--steps", str(steps), "--mended")))
+    before, after = median(plain), median(mended)
+    gains = [
+        next((one["gain_at_most"] for one in found["findings"] if one["id"] == case.finding), 0.0) for found in profiles
+    ]
+    predicted = before * (1 - median(gains))
+    return {
+        "expected": asdict(case),
+        "verdicts": [found["verdict"] for found in profiles],
+        "right": all(found["verdict"] == case.verdict for found in profiles),
+        "findings": [found["findings"][0]["id"] if found["findings"] else "" for found in profiles],
+        "step_seconds": asdict(Figure.of(plain, "s")),
+        "mended_seconds": asdict(Figure.of(mended, "s")),
+        "predicted_seconds": predicted,
+        "error": abs(predicted - after) / before if case.finding else None,
+        "watched": asdict(
+            Figure.of([found["step_seconds"]["mean"] / each for found, each in zip(profiles, plain, strict=True)], "x")
+        ),
+        "overhead_ratio": asdict(Figure.of([found["overhead_ratio"] for found in profiles], "share")),
+        "shares": profiles[-1]["shares"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
+    add_device(parser)
+    arguments = parser.parse_args()
+    scripts = {}
+    for name in arguments.only:
+        case = CASES[name]
+        if arguments.device not in case.on:
+            continue
+        one = scripts[name] = measured(name, case, arguments.device, arguments.rounds, arguments.steps)
+        error = "" if one["error"] is None else f", prediction off by {one['error']:.1%} of a step"
+        print(f"{name}: {one['verdicts']} {one['findings']}{error}", file=sys.stderr, flush=True)
+    content = {
+        "goals": {"verdicts": "all", "error": 0.10, "overhead_ratio": 0.02},
+        "right": sum(one["right"] for one in scripts.values()),
+        "scripts": scripts,
+    }
+    publish(f"any_script_{arguments.device}", content, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
