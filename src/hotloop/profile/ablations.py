@@ -76,7 +76,7 @@ class Ablations:
     def _kept_of(self, what: Any, same: bool) -> "_Kept | None":
         """Of this data set; or of one made like it, for scripts that make theirs anew for each epoch."""
         found = [kept for kept in self._kept if (kept.dataset is what if same else kept.kind == what)]
-        return found[0] if len(found) == 1 else None
+        return found[-1] if found else None
 
     @contextmanager
     def _stand_in(self, give: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[None]:
