@@ -84,13 +84,11 @@ def conclude(
 def _notes(measured: Measured) -> tuple[str, ...]:
     """What a reader has to know besides."""
     found = list(measured.unseen)
-    if measured.left_out and not measured.complete:
-        found.append(
-            f"the script failed while {measured.left_out.replace('_', ' ')} was tried: that is not its own fault"
-        )
-    elif not measured.complete:
-        rest = "" if measured.trace else "; without a trace all but input counts as computing"
-        found.append(f"the script ended before all was measured{rest}")
+    if not measured.complete:
+        tried = measured.left_out.replace("_", " ")
+        found.append(f"the script ended {f'while {tried} was tried' if tried else 'before all was measured'}")
+    if not measured.trace:
+        found.append("without a trace all but input counts as computing")
     watched, facts = measured.block("watched"), measured.facts
     assert watched
     fits = facts["threads"] * measured.local_world_size <= facts["processors"]

@@ -98,9 +98,7 @@ class Watch:
             if self._is_marked_by(optimizer):
                 self._mark()
         except Exception as error:  # the script goes on in any case
-            self._measured = replace(
-                self._measured, unseen=(*self._measured.unseen, f"{type(error).__name__}: {error}")
-            )
+            self._note(f"{type(error).__name__}: {error}")
             if self._measured.left_out:  # what it trains has been spoiled
                 self._end()
             self._leave()
@@ -160,7 +158,11 @@ class Watch:
         with self._hooks.off():
             yield from self._block("bare", max(_FEWEST, number // 2), settle=1)
         with self._ablations.collecting():
-            yield from self._traced()
+            if self._torch._C._current_graph_task_id() == -1:
+                yield from self._traced()
+            else:  # torch crashes where a trace ends in the middle of backward
+                self._note("no trace: the optimizer steps inside of backward")
+                yield self._plan.trace_steps
         if self._plan.ablate:
             for name, condition in self._conditions():
                 self._measured = replace(self._measured, left_out=name)
@@ -248,6 +250,9 @@ class Watch:
 
     def _workers(self) -> list[int]:
         return [worker.pid for worker in getattr(self._hooks.loader(), "_workers", [])]
+
+    def _note(self, text: str) -> None:
+        self._measured = replace(self._measured, unseen=(*self._measured.unseen, text))
 
     def _counts(self) -> dict[str, float]:
         return {**allocator_counts(self._torch, self._measured.device), "num_empty_caches": self._hooks.empty_caches}
