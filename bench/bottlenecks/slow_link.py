@@ -25,7 +25,7 @@ def main():
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--mended", action="store_true")
     args = parser.parse_args()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     device = torch.device("cpu")
     if args.device.startswith("cuda"):
         device = torch.device("cuda", rank % torch.cuda.device_count())
