@@ -28,12 +28,12 @@ def script_facts(torch: Any, device: Any) -> dict[str, Any]:
     }
 
 
-def allocator_counts(torch: Any, device: str) -> dict[str, float]:
-    """Of torch's allocator of the current GPU; names that begin with "num" count up."""
-    if device != "cuda":
+def allocator_counts(torch: Any, device: Any) -> dict[str, float]:
+    """Of torch's allocator of a GPU; names that begin with "num" count up."""
+    if device.type != "cuda":
         return {}
-    statistics = torch.cuda.memory_stats()
-    free, total = torch.cuda.mem_get_info()
+    statistics = torch.cuda.memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
     return {
         "num_alloc_retries": statistics.get("num_alloc_retries", 0),
         "num_device_alloc": statistics.get("num_device_alloc", 0),

@@ -67,6 +67,7 @@ class Watch:
         self._hooks = Hooks(torch)
         self._ablations = Ablations(torch, self._hooks)
         self._optimizer: Any = None
+        self._device: Any = None
         self._measured = Measured()
         self._steps: list[StepTime] = []
         self._wanted = 0
@@ -122,7 +123,7 @@ class Watch:
         self._measured = replace(self._measured, steps_seen=self._measured.steps_seen + 1)
         if self._events is not None:
             self._events.append(self._torch.cuda.Event(enable_timing=True))
-            self._events[-1].record()
+            self._events[-1].record(self._torch.cuda.current_stream(self._device))
         if step is None or self._run is None:
             return
         self._steps.append(step)
@@ -140,6 +141,7 @@ class Watch:
     def _found(self, optimizer: Any) -> None:
         """The first step: what is trained, and where."""
         device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
+        self._device = device
         self._measured = replace(self._measured, **script_facts(self._torch, device))
         self._hooks.adopt(on_gpu=device.type == "cuda")
         self._run = self._measure()
@@ -198,7 +200,7 @@ class Watch:
         events, self._events = self._events or [], None
         device_seconds: tuple[float, ...] = ()
         if gpu:
-            self._torch.cuda.synchronize()
+            self._torch.cuda.synchronize(self._device)
             device_seconds = tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events))
         block = Block(name, tuple(steps), activity.queued(), {}, device_seconds)
         self._measured = replace(self._measured, blocks=(*self._measured.blocks, block))
@@ -222,7 +224,7 @@ class Watch:
             self._hooks.on_mark = None
             self._hooks.annotate = lambda name: nullcontext()
             if self._measured.device == "cuda":
-                self._torch.cuda.synchronize()
+                self._torch.cuda.synchronize(self._device)
             trace.stop()
         file = self._folder / f"trace-{os.getpid()}.json"
         trace.export_chrome_trace(str(file))
@@ -255,7 +257,7 @@ class Watch:
         self._measured = replace(self._measured, unseen=(*self._measured.unseen, text))
 
     def _counts(self) -> dict[str, float]:
-        return {**allocator_counts(self._torch, self._measured.device), "num_empty_caches": self._hooks.empty_caches}
+        return {**allocator_counts(self._torch, self._device), "num_empty_caches": self._hooks.empty_caches}
 
     def _keep(self, lines: dict[str, int], activity: Activity, used: float, before: dict[str, float]) -> None:
         """What goes with the watched steps.
