@@ -94,7 +94,7 @@ def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measu
         return HotloopError(what, cause, "hotloop profile -- python train.py")
     if measured:
         seen = max(one.steps_seen for one in measured)
-        cause = f"it ended after {seen} optimizer steps; warm-up and measurement take 40 or more"
+        cause = f"it ended after {seen} steps; warm-up and measurement take 40 or more"
         return HotloopError(what, cause, "let it train longer, more epochs say")
-    cause = "no optimizer of torch's made a step in it"
+    cause = "no optimizer of torch's stepped in it, and nothing went backward"
     return HotloopError(what, cause, "profile the command that trains: hotloop profile -- python train.py")

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from statistics import mean, median
 from typing import Any
 
 from hotloop.attach.inside import Attachment
+from hotloop.attach.patches import Patches
 from hotloop.profile.ablations import Ablations
 from hotloop.profile.activity import Activity
 from hotloop.profile.facts import allocator_counts, script_facts
@@ -36,6 +37,8 @@ _FEWEST, _MOST = 6, 100
 """Steps under a condition: enough for a mean of slow ones, and no more than are needed of fast ones."""
 _SETTLE = 3
 """Steps that go by before a condition is timed."""
+_BACKWARDS = 20
+"""After so many without a step of an optimizer they are what steps are told by."""
 _MOST_OTHERS = 50
 """Steps of other optimizers in a row, after which the first one is taken to be done with."""
 _PATIENCE = 3
@@ -77,9 +80,12 @@ class Watch:
         self._times_stopped = 0
         self._other: Any = None
         self._others = 0
+        self._patches = Patches()
+        self._backwards = 0
 
     def start(self) -> None:
         self._hooks.install()
+        self._patches.replace(self._torch.Tensor, "backward", self._watch_backward)
         register = import_module("torch.optim.optimizer").register_optimizer_step_post_hook
         self._hook = register(self._stepped)
         atexit.register(self._leave)
@@ -93,12 +99,33 @@ class Watch:
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped. Where there are several, the one that was first marks the steps."""
-        if self._ended:
-            return
+        if not self._ended:
+            with self._unharmed():
+                if self._is_marked_by(optimizer):
+                    self._mark()
+
+    def _watch_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Scripts that update weights by hand have no optimizer: their steps end with backward."""
+
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            original(tensor, *args, **kwargs)
+            if self._ended or self._optimizer is not None:
+                return
+            self._backwards += 1
+            with self._unharmed():
+                if self._backwards == _BACKWARDS:
+                    self._begin(tensor.device)
+                if self._backwards >= _BACKWARDS:
+                    self._mark()
+
+        return backward
+
+    @contextmanager
+    def _unharmed(self) -> Iterator[None]:
+        """The script goes on, whatever happens inside."""
         try:
-            if self._is_marked_by(optimizer):
-                self._mark()
-        except Exception as error:  # the script goes on in any case
+            yield
+        except Exception as error:
             self._note(f"{type(error).__name__}: {error}")
             if self._measured.left_out:  # what it trains has been spoiled
                 self._end()
@@ -107,7 +134,9 @@ class Watch:
     def _is_marked_by(self, optimizer: Any) -> bool:
         if self._optimizer is None:
             self._optimizer = optimizer
-            self._found(optimizer)
+            self._patches.undo()
+            device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
+            self._begin(device)
         if optimizer is self._optimizer:
             self._other, self._others = None, 0
             return True
@@ -138,12 +167,14 @@ class Watch:
         except StopIteration:
             self._end()
 
-    def _found(self, optimizer: Any) -> None:
+    def _begin(self, device: Any) -> None:
         """The first step: what is trained, and where."""
-        device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
-        self._device = device
-        self._measured = replace(self._measured, **script_facts(self._torch, device))
+        if self._run:  # it was taken for a script without an optimizer
+            self._run.close()
+        self._device, self._steps = device, []
+        self._measured = Measured(**script_facts(self._torch, device), steps_seen=self._measured.steps_seen)
         self._hooks.adopt(on_gpu=device.type == "cuda")
+        self._hooks.drop_step()
         self._run = self._measure()
         self._wanted = next(self._run)
 
@@ -318,6 +349,7 @@ class Watch:
         if self._run:
             self._run.close()
         self._hooks.remove()
+        self._patches.undo()
         self._ablations.forget()
         self._hook.remove()
         if self._measured.steps_seen:
