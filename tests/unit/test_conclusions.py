@@ -98,6 +98,15 @@ def test_slow_input_has_a_cause_that_was_measured(loader: LoaderFacts, cause: st
     assert [(one.id, one.gain_at_most, one.location) for one in found] == [(cause, 0.7, "train.py:9")]
 
 
+def test_workers_that_rest_are_no_finding_and_workers_that_crowd_the_training_are() -> None:
+    resting, crowding = (replace(LOADER, workers_busy=busy) for busy in (0.06, 0.95))
+    found = [
+        findings(evidence(measured(block("watched", 1.0), loader=one), {"cached_batch": 0.2}, input=0.02))
+        for one in (resting, crowding)
+    ]
+    assert [[one.id for one in each] for each in found] == [[], ["input.few_workers"]]
+
+
 def test_nothing_is_said_of_what_costs_nothing() -> None:
     made = measured(block("watched", 1.0), sync_lines={"train.py:3 item": 0.5})
     assert findings(evidence(made, {"cached_batch": 0.001, "no_sync": -0.02}, compute=0.99, other=0.01)) == ()

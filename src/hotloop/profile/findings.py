@@ -12,7 +12,8 @@ from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
 _WORTH_SAYING = 0.02
 _BUSY = 0.7
 """Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
-_QUEUED = 0.2
+_WAITED = 0.1
+"""Share of a step from which on waiting for batches has a cause worth looking for."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
     loader, share = evidence.measured.loader, evidence.shares["input"]
     measured = evidence.gain("cached_batch")
     gain = share if measured is None else max(0.0, measured)
-    if loader is None or max(share, gain) < _WORTH_SAYING:
-        return
+    if loader is None or (share < _WAITED and loader.workers_busy < _BUSY):
+        return  # workers that rest while nobody waits for them are as they should be
     waits = f"{share:.0%} of a step waits for the DataLoader"
     kind, title, why, fix = _input_cause(loader, evidence.processors // evidence.measured.local_world_size)
     yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line)
