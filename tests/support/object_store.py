@@ -48,11 +48,13 @@ def object_store(folder: Path) -> Iterator[tuple[dict[str, str], "subprocess.Pop
     (folder / "data").mkdir(parents=True)
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    # As many volumes as the buckets of all tests want: by itself it allows what the free disk holds, and then refuses.
     command = [
         found, "-logtostderr=true", "mini", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false",
-        "-volume.preStopSeconds=0", f"-s3.config={folder}/s3.json", f"-s3.localSocket={folder}/s3.sock",
-        f"-filer.localSocket={folder}/filer.sock", *(f"-{name}={port}" for name, port in ports.items()),
+        "-volume.preStopSeconds=0", "-volume.max=1000", f"-s3.config={folder}/s3.json",
+        f"-s3.localSocket={folder}/s3.sock", f"-filer.localSocket={folder}/filer.sock",
+        *(f"-{name}={port}" for name, port in ports.items()),
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
