@@ -45,7 +45,7 @@ def test_on_a_cpu_the_watched_steps_say_what_input_took_and_the_trace_the_rest()
 
 
 def test_on_a_gpu_a_profiler_stretches_the_rests_and_not_the_work() -> None:
-    watched = replace(block("watched", 9.0), device_seconds=(1.0,) * 19)
+    watched = replace(block("watched", 9.0), device_seconds=(1.0,) * 20)
     traced = line(compute=0.5, launch=1.0, input=0.5)
     found = shares(measured(watched, device="cuda"), traced)
     assert (found["compute"], found["launch"], found["input"]) == pytest.approx((0.5, 1 / 3, 1 / 6))
@@ -150,7 +150,12 @@ def test_a_slow_rank_is_the_one_that_waits_least() -> None:
 
 def test_overhead_is_watched_over_bare() -> None:
     assert overhead_ratio(measured(block("watched", 1.02), block("bare", 1.0))) == pytest.approx(0.02)
-    assert overhead_ratio(measured(block("watched", 1.02))) == 0.0
+    assert overhead_ratio(replace(measured(block("watched", 1.02)), hooks_ratio=0.01)) == 0.01
+
+
+def test_overhead_is_what_our_code_took_where_steps_are_too_uneven_to_tell() -> None:
+    uneven = Block("bare", tuple(StepTime(seconds) for seconds in (0.5, 1.5) * 10))
+    assert overhead_ratio(replace(measured(block("watched", 1.2), uneven), hooks_ratio=0.01)) == 0.01
 
 
 def a_profile(seconds: float, input: float) -> Profile:

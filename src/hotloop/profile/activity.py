@@ -16,11 +16,12 @@ class Activity:
     def __init__(self, workers: Sequence[int]) -> None:
         self._started = time.perf_counter()
         self._busy = _ended_seconds() + sum(map(_processor_seconds, workers))
-        self._queued = _schedstat(1)
-        self._ran = _schedstat(0)
+        self._held_up = {worker: _schedstat(worker, 1) for worker in workers}
+        self._queued = _schedstat("self", 1)
+        self._ran = _schedstat("self", 0)
 
     def workers_busy(self, workers: Sequence[int]) -> float:
-        """Mean share of the time that a worker was on a processor.
+        """Mean share of the time that a worker was on a processor, or would have been had one been free.
 
         Args:
             workers: those of now; what others have done by then has been added to the children that have ended.
@@ -28,11 +29,12 @@ class Activity:
         if not workers:
             return 0.0
         used = _ended_seconds() + sum(map(_processor_seconds, workers)) - self._busy
+        used += sum(_schedstat(worker, 1) - self._held_up.get(worker, 0.0) for worker in workers)
         return used / (time.perf_counter() - self._started) / len(workers)
 
     def queued(self) -> float:
         """Share of the time in which this process's threads wanted a processor that they had to wait for one."""
-        waited, ran = _schedstat(1) - self._queued, _schedstat(0) - self._ran
+        waited, ran = _schedstat("self", 1) - self._queued, _schedstat("self", 0) - self._ran
         return waited / (waited + ran) if waited + ran > 0 else 0.0
 
 
@@ -48,12 +50,13 @@ def _processor_seconds(process: int) -> float:
     return 0.0
 
 
-def _schedstat(number: int) -> float:
-    """Seconds that threads of this process have run (0) or waited for a processor (1):
+def _schedstat(process: int | str, number: int) -> float:
+    """Seconds that a process's threads have run (0) or waited for a processor (1):
     https://docs.kernel.org/scheduler/sched-stats.html
     """
     total = 0
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError, IndexError, ValueError):
-            total += int((thread / "schedstat").read_text().split()[number])
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with suppress(OSError, IndexError, ValueError):
+                total += int((thread / "schedstat").read_text().split()[number])
     return total / 1e9

@@ -69,7 +69,7 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
 
 def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str, str]:
     """Id, title, evidence and fix."""
-    busy = f"on a processor {loader.workers_busy:.0%} of the time"
+    busy = f"at work {min(1.0, loader.workers_busy):.0%} of the time"
     if not loader.workers:
         fix = f"DataLoader(..., num_workers={max(1, processors)}, persistent_workers=True)"
         return "no_workers", "samples are loaded by the training process itself", f"num_workers=0, {busy}", fix

@@ -3,6 +3,7 @@
 import sys
 import sysconfig
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -26,15 +27,24 @@ def script_line(frame: FrameType | None) -> str:
 
 
 class Lines:
-    """Looks at a thread every 10 ms from another one, and notes its line unless it is inside of torch's Python."""
+    """Looks at a thread every 10 ms from another one, and notes its line unless it is inside of torch's Python.
+
+    A context that can be entered again.
+
+    Attributes:
+        seconds: of a processor that looking has taken.
+    """
 
     def __init__(self, thread: int) -> None:
+        self.seconds = 0.0
         self._counts: Counter[str] = Counter()
         self._thread = thread
         self._ended = threading.Event()
-        self._looking = threading.Thread(target=self._look, name="hotloop-lines", daemon=True)
+        self._looking: threading.Thread
 
     def __enter__(self) -> "Lines":
+        self._ended.clear()
+        self._looking = threading.Thread(target=self._look, name="hotloop-lines", daemon=True)
         self._looking.start()
         return self
 
@@ -51,3 +61,4 @@ class Lines:
             frame = sys._current_frames().get(self._thread)
             if frame and _TORCH not in frame.f_code.co_filename and (line := script_line(frame)):
                 self._counts[line] += 1
+        self.seconds += time.thread_time()

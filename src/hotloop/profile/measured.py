@@ -3,9 +3,12 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+ENOUGH = 6
+"""Steps for a mean of slow ones."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class LoaderFacts:
 
     Attributes:
         line: where it is iterated over, "FILE:LINE".
-        workers_busy: share of the time in which a worker was on a processor, a mean over them; without workers, that
-            the loading itself was.
+        workers_busy: share of the time in which a worker was on a processor or waited for one, a mean over them;
+            without workers, that the loading itself was.
         epoch_start_seconds: each time that an iteration began, until its first batch.
     """
 
@@ -65,6 +68,13 @@ class Block:
     lines: Mapping[str, int] = field(default_factory=dict)
     device_seconds: tuple[float, ...] = ()
 
+    def plus(self, more: "Block") -> "Block":
+        """With further steps under the same condition."""
+        parts = len(self.steps), len(more.steps)
+        queued = (self.queued * parts[0] + more.queued * parts[1]) / sum(parts)
+        seconds = self.device_seconds + more.device_seconds
+        return replace(self, steps=self.steps + more.steps, queued=queued, device_seconds=seconds)
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -79,6 +89,7 @@ class Measured:
         sync_lines: seconds a step by line that waited for the GPU, "FILE:LINE CALL".
         memory: bytes allocated and reserved, and counts a step of what the allocator did.
         facts: of torch and the model, such as threads, precision switches, modules of note.
+        hooks_ratio: the part of a watched step that our own code took on the host.
         trace: the file with the Chrome trace; empty if there is none.
         left_out: what is being left out now; if the script fails meanwhile, that is why.
     """
@@ -96,12 +107,25 @@ class Measured:
     sync_lines: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    hooks_ratio: float = 0.0
     trace: str = ""
     left_out: str = ""
 
     def block(self, name: str) -> Block | None:
         """The block of that name."""
         return next((block for block in self.blocks if block.name == name), None)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether anything can be concluded from it."""
+        watched = self.block("watched")
+        return watched is not None and len(watched.steps) >= ENOUGH
+
+    def with_block(self, block: Block) -> "Measured":
+        """With it, or with its steps added to the block of its name."""
+        known = self.block(block.name)
+        blocks = tuple(one.plus(block) if one is known else one for one in self.blocks)
+        return replace(self, blocks=blocks if known else (*blocks, block))
 
     def save(self, folder: Path) -> None:
         """Write it to a file of this process's in `folder`."""

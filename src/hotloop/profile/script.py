@@ -51,7 +51,7 @@ def profile_script(
         try:
             code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
             measured = read_measured(folder)
-            enough = [one for one in measured if one.block("watched")]
+            enough = [one for one in measured if one.is_enough]
             if not enough and not code:
                 raise _nothing_seen(command, folder, measured)
         except HotloopError:

@@ -1,5 +1,6 @@
 """From what was measured to shares of a step's time, a verdict, and what ranks do to each other."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, quantiles, stdev
@@ -12,6 +13,8 @@ PROOFS = {"input": "cached_batch", "copy": "batch_on_device", "sync": "no_sync"}
 """The ablation that leaves a kind out."""
 _HOLDS_UP = 0.25
 """Share from which on what is not computing holds a training up, even if computing takes more."""
+_TOLD = 0.01
+"""Share of a step by which two means must be known to differ, to be compared."""
 _SLOW = 0.1
 """Share of a step that others wait for a rank, from which on it is called slow."""
 
@@ -23,9 +26,10 @@ def regular_steps(block: Block) -> Sequence[StepTime]:
 
 def regular_seconds(block: Block) -> Sequence[float]:
     """How long steps like others took: by the GPU's own events if there are any, as the host may be ahead of it."""
-    steps = block.steps[len(block.steps) - len(block.device_seconds) :]
-    device = [seconds for seconds, step in zip(block.device_seconds, steps, strict=True) if step.regular]
-    return device or block.device_seconds or [step.seconds for step in regular_steps(block)]
+    if not block.device_seconds:
+        return [step.seconds for step in regular_steps(block)]
+    device = [seconds for seconds, step in zip(block.device_seconds, block.steps, strict=True) if step.regular]
+    return device or block.device_seconds
 
 
 def mean_seconds(block: Block) -> float:
@@ -105,16 +109,21 @@ def ablations(measured: Measured) -> tuple[Ablation, ...]:
 
 
 def overhead_ratio(measured: Measured) -> float:
-    """By how much watching lengthened a step, by steps without the slowest fifth: which wait for a worker is chance."""
+    """By how much watching lengthened a step: watched against unwatched steps where these are regular enough to tell a
+    hundredth; else by the time that our own code took.
+    """
     watched, bare = measured.block("watched"), measured.block("bare")
     if not watched or not bare:
-        return 0.0
-    return _usual(watched) / _usual(bare) - 1
+        return measured.hooks_ratio
+    (with_us, error), (without, other) = _mean(watched), _mean(bare)
+    told = math.hypot(error / with_us, other / without) <= _TOLD
+    return with_us / without - 1 if told else measured.hooks_ratio
 
 
-def _usual(block: Block) -> float:
-    seconds = sorted(block.device_seconds or [step.seconds for step in block.steps])
-    return fmean(seconds[: max(1, len(seconds) * 4 // 5)])
+def _mean(block: Block) -> tuple[float, float]:
+    """Mean of a step and its standard error."""
+    seconds = block.device_seconds or [step.seconds for step in block.steps]
+    return fmean(seconds), stdev(seconds) / math.sqrt(len(seconds))
 
 
 def rank_profiles(measured: Sequence[Measured], lines: Sequence[Timeline | None]) -> tuple[RankProfile, ...]:

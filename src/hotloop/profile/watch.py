@@ -5,7 +5,8 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -20,7 +21,7 @@ from hotloop.profile.activity import Activity
 from hotloop.profile.facts import allocator_counts, script_facts
 from hotloop.profile.hooks import Hooks
 from hotloop.profile.lines import Lines
-from hotloop.profile.measured import Block, LoaderFacts, Measured, StepTime
+from hotloop.profile.measured import ENOUGH, Block, LoaderFacts, Measured, StepTime
 from hotloop.profile.plan import Plan
 
 Steps = Generator[int, list[StepTime], None]
@@ -33,8 +34,10 @@ _MOST_WARM_UP, _MOST_WARM_UP_SECONDS = 60, 60.0
 """or after so many steps, or seconds."""
 _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 """Ranks have to agree without asking each other."""
-_FEWEST, _MOST = 6, 100
+_FEWEST, _MOST = ENOUGH, 100
 """Steps under a condition: enough for a mean of slow ones, and no more than are needed of fast ones."""
+_TURNS = 4
+"""Watched and bare steps take turns."""
 _SETTLE = 3
 """Steps that go by before a condition is timed."""
 _BACKWARDS = 20
@@ -151,13 +154,17 @@ class Watch:
         step = self._hooks.mark()
         self._measured = replace(self._measured, steps_seen=self._measured.steps_seen + 1)
         if self._events is not None:
-            self._events.append(self._torch.cuda.Event(enable_timing=True))
-            self._events[-1].record(self._torch.cuda.current_stream(self._device))
+            self._events.append(self._event())
         if step is None or self._run is None:
             return
         self._steps.append(step)
         if len(self._steps) >= self._wanted:
             self._proceed()
+
+    def _event(self) -> Any:
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record(self._torch.cuda.current_stream(self._device))
+        return event
 
     def _proceed(self) -> None:
         assert self._run
@@ -181,15 +188,18 @@ class Watch:
     def _measure(self) -> Steps:
         """All that is measured, in order."""
         number = yield from self._warm_up()
-        counts, activity = self._counts(), Activity(self._workers())
+        activity, lines, used, counts = Activity(self._workers()), Lines(self._hooks.thread), 0.0, Counter[str]()
         self._hooks.sync_lines.clear()
-        with Lines(self._hooks.thread) as lines:
-            used = time.thread_time()
-            yield from self._block("watched", number, settle=0)
-            used = time.thread_time() - used
-        self._keep(lines.most_common(), activity, used, counts)
-        with self._hooks.off():
-            yield from self._block("bare", max(_FEWEST, number // 2), settle=1)
+        self._hooks.calls = 0
+        for _ in range(_TURNS):  # what else goes on in the machine meets both alike
+            with lines:
+                started, before = time.thread_time(), self._counts()
+                yield from self._block("watched", max(2, round(number / _TURNS)), settle=0)
+                used += time.thread_time() - started
+                counts.update({name: value - before[name] for name, value in self._counts().items()})
+            self._keep(lines, activity, used, counts)
+            with self._hooks.off():
+                yield from self._block("bare", max(2, round(number / 2 / _TURNS)), settle=0)
         with self._ablations.collecting():
             if self._torch._C._current_graph_task_id() == -1:
                 yield from self._traced()
@@ -226,15 +236,14 @@ class Watch:
         if settle:
             yield settle
         gpu = self._measured.device == "cuda"
-        activity, self._events = Activity([]), [] if gpu else None
+        activity, self._events = Activity([]), [self._event()] if gpu else None
         steps = yield number
         events, self._events = self._events or [], None
         device_seconds: tuple[float, ...] = ()
         if gpu:
             self._torch.cuda.synchronize(self._device)
             device_seconds = tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events))
-        block = Block(name, tuple(steps), activity.queued(), {}, device_seconds)
-        self._measured = replace(self._measured, blocks=(*self._measured.blocks, block))
+        self._measured = self._measured.with_block(Block(name, tuple(steps), activity.queued(), {}, device_seconds))
         self._write()  # whatever becomes of the script from here on
 
     def _traced(self) -> Steps:
@@ -290,23 +299,26 @@ class Watch:
     def _counts(self) -> dict[str, float]:
         return {**allocator_counts(self._torch, self._device), "num_empty_caches": self._hooks.empty_caches}
 
-    def _keep(self, lines: dict[str, int], activity: Activity, used: float, before: dict[str, float]) -> None:
+    def _keep(self, lines: Lines, activity: Activity, used: float, counts: Mapping[str, float]) -> None:
         """What goes with the watched steps.
 
         Args:
             used: seconds of a processor that the thread that trains has had meanwhile.
+            counts: what the allocator has done meanwhile.
         """
-        watched, after = self._measured.blocks[-1], self._counts()
+        watched = self._measured.block("watched")
+        assert watched
         number, seconds = len(watched.steps), sum(step.seconds for step in watched.steps)
-        counted = [name for name in after if name.startswith("num")]
+        told = replace(watched, lines=lines.most_common())
         self._measured = replace(
             self._measured,
-            blocks=(*self._measured.blocks[:-1], replace(watched, lines=lines)),
+            blocks=tuple(told if one is watched else one for one in self._measured.blocks),
             loader=self._loader_facts(activity, used / seconds),
+            hooks_ratio=(lines.seconds + (self._hooks.calls + number) * self._hooks.seconds_a_call()) / seconds,
             sync_lines={line: total / number for line, total in self._hooks.sync_lines.items()},
             memory={
-                **{name: value for name, value in after.items() if name not in counted},
-                **{f"{name}_a_step": (after[name] - before[name]) / number for name in counted},
+                **{name: value for name, value in self._counts().items() if not name.startswith("num")},
+                **{f"{name}_a_step": value / number for name, value in counts.items() if name.startswith("num")},
             },
         )
 
