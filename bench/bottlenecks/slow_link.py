@@ -1,5 +1,5 @@
 """Bottleneck (torchrun, DDP): 8 million float32 gradients (31 MB) all-reduced over gloo per tiny batch.
---mended: a quarter of the parameters, since all four layers share one weight (as much computing)."""
+--mended: a link that takes no time: gradients are not exchanged."""
 
 import argparse
 import json
@@ -35,11 +35,9 @@ def main():
     batch, width, depth = 4, 1400, 4
     all_inputs, all_labels = torch.randn(50 * batch, width), torch.randint(0, 10, (50 * batch,))
     loader = list(zip(all_inputs.split(batch), all_labels.split(batch)))
-    linears = [nn.Linear(width, width) for _ in range(depth)]
-    if args.mended:
-        linears = linears[:1] * depth
-    layers = [layer for linear in linears for layer in (linear, nn.ReLU())]
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 10)).to(device))
+    model.require_backward_grad_sync = not args.mended
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step, start = 0, now(device)
     while step < args.steps:

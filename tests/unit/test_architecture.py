@@ -10,7 +10,7 @@ import pytest
 import hotloop
 
 SOURCE = Path(hotloop.__file__).parent
-LAYERS = ["core", "attach", "data", "pages", "kernels", "tasks", "train", "profile", "cli"]
+LAYERS = ["core", "attach", "data", "pages", "kernels", "tasks", "train", "profile", "accelerate", "tune", "cli"]
 """From the ground up: a package imports those before it, and itself."""
 WITH_TORCH = {"kernels", "tasks", "train"}
 

@@ -31,30 +31,45 @@ def run_attached(
     Raises:
         InputError: there is no such program.
     """
-    if not shutil.which(command[0], path=environment.get("PATH")):
-        cause = "a command is a program and its arguments, as you would type them"
-        raise InputError(f"{command[0]}: no such program", cause, _EXAMPLE)
-    path = [str(BOOTSTRAP), *filter(None, [environment.get("PYTHONPATH")])]
-    quiet = {"KINETO_LOG_LEVEL": "99"}  # torch's profiler says on the error output that there is no GPU
-    inside = {**quiet, **environment, "PYTHONPATH": os.pathsep.join(path), VARIABLE: attachment.to_json()}
-    with _forwarded_signals() as children:
+    inside = attached_environment(command, attachment, environment)
+    with _forwarded_signals() as (children, forwarded):
         try:
             child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command
         except OSError as error:
             raise InputError(f"{command[0]} cannot be started", error.strerror or str(error), _EXAMPLE) from error
         children.append(child)
         code = child.wait()
-    return 128 - code if code < 0 else code
+    code = 128 - code if code < 0 else code
+    # A script that takes SIGTERM as Ctrl-C, see hotloop.accelerate.termination, was ended by SIGTERM all the same.
+    return 128 + signal.SIGTERM if code == 128 + signal.SIGINT and signal.SIGTERM in forwarded else code
+
+
+def attached_environment(
+    command: Sequence[str], attachment: Attachment, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment in which a command's Python processes start what is asked for.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    if not shutil.which(command[0], path=environment.get("PATH")):
+        cause = "a command is a program and its arguments, as you would type them"
+        raise InputError(f"{command[0]}: no such program", cause, _EXAMPLE)
+    path = [str(BOOTSTRAP), *filter(None, [environment.get("PYTHONPATH")])]
+    quiet = {"KINETO_LOG_LEVEL": "99"}  # torch's profiler says on the error output that there is no GPU
+    return {**quiet, **environment, "PYTHONPATH": os.pathsep.join(path), VARIABLE: attachment.to_json()}
 
 
 @contextmanager
-def _forwarded_signals() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """What a scheduler sends us goes to the command. Ctrl-C reaches it by itself, being of the same group; it is not
-    ignored here, which the command would inherit.
+def _forwarded_signals() -> Iterator[tuple[list["subprocess.Popen[bytes]"], set[int]]]:
+    """What a scheduler sends us goes to the command, and is noted. Ctrl-C reaches it by itself, being of the same
+    group; it is not ignored here, which the command would inherit.
     """
     children: list[subprocess.Popen[bytes]] = []
+    forwarded: set[int] = set()
 
     def forward(number: int, frame: object) -> None:
+        forwarded.add(number)
         for child in children:
             child.send_signal(number)
 
@@ -63,7 +78,7 @@ def _forwarded_signals() -> Iterator[list["subprocess.Popen[bytes]"]]:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        yield children
+        yield children, forwarded
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

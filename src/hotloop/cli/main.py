@@ -17,6 +17,8 @@ from hotloop.core.errors import FIXES, HotloopError, cannot_write
 _COMMANDS = {
     "train": ("hotloop.cli.train:train", "Train what a job file asks for."),
     "profile": ("hotloop.cli.profile:profile", "Say where the time of a training goes, and prove it."),
+    "run": ("hotloop.cli.run:run", "Run a training script faster, without changing it."),
+    "tune": ("hotloop.cli.tune:tune", "Find faster settings by short trials."),
     "job": ("hotloop.cli.job:job", "Write and check job files."),
     "data": ("hotloop.cli.data:data", "Look into data sets, and pack them."),
     "runs": ("hotloop.cli.runs:runs", "List and compare runs."),

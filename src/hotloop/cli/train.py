@@ -32,14 +32,24 @@ _STOPPED_EARLY = 75
     help="auto: continue the run in run.dir, if there is one (default). never: set it aside and start anew. "
     "PATH: continue a checkpoint or a run.",
 )
+@click.option("--settings", type=click.Path(path_type=Path), help="What `hotloop tune` has found for this job.")
 @click.option("--dry-run", is_flag=True, help="Check job, data and model, say what would be trained, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-def train(file: Path, overrides: tuple[str, ...], resume: str, dry_run: bool, as_json: bool) -> int:
+def train(
+    file: Path, overrides: tuple[str, ...], resume: str, settings: Path | None, dry_run: bool, as_json: bool
+) -> int:
     """Train what a job file asks for.
 
     Ctrl-C or SIGTERM saves at the next step and exits with 75; the same command continues if the job has a run.dir.
     """
-    job = load_job(file, overrides)
+    tuned: list[str] = []
+    if settings:
+        from hotloop.tune.settings import read_job_settings
+
+        tuned, threads = read_job_settings(settings)
+        if threads:
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+    job = load_job(file, [*tuned, *overrides])
     if importlib.util.find_spec("torch") is None:
         raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
     # Before torch is imported, as OpenMP reads it once: by default its threads spin at the end of each loop until the

@@ -81,7 +81,7 @@ class Filling:
     took: Stages = NOTHING
 
 
-_NICE = 5
+NICE = 5
 """The training process and the threads that feed the device come first where processors are few."""
 
 
@@ -147,7 +147,7 @@ def work(connection: Connection, rings: tuple[Ring, ...]) -> None:
     # Ctrl-C and a scheduler's SIGTERM reach the whole group; the training process decides when the workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(_NICE)
+    os.nice(NICE)
     with suppress(EOFError, OSError):
         content = connection.recv_bytes()
         try:

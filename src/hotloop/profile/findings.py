@@ -222,10 +222,11 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
         )
     if others:
         real = min(rank.shares["communication"] for rank in others)
+        without = saved("communication", evidence.ablations)
         yield Finding(
             "communication",
             "gradients are on their way while nothing is computed",
             f"{real:.0%} of a step, what ranks wait for each other not counted",
-            real,
+            real if without is None else max(0.0, without),
             "more accumulation, gradients as bf16 (bf16_compress_hook), or a faster link",
         )

@@ -9,7 +9,9 @@ from hotloop.core.profile import KINDS, Ablation, RankProfile, StepSeconds
 from hotloop.profile.measured import Block, Measured, StepTime
 from hotloop.profile.timeline import Timeline
 
-PROOFS = {"input": "cached_batch", "copy": "batch_on_device", "sync": "no_sync"}
+PROOFS = {
+    "input": "cached_batch", "copy": "batch_on_device", "sync": "no_sync", "communication": "no_communication",
+}  # fmt: skip
 """The ablation that leaves a kind out."""
 _HOLDS_UP = 0.25
 """Share from which on what is not computing holds a training up, even if computing takes more."""

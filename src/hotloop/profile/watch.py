@@ -6,18 +6,18 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
+from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
-from hotloop.attach.patches import Patches
+from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.profile.ablations import Ablations
-from hotloop.profile.activity import Activity
 from hotloop.profile.facts import allocator_counts, script_facts
 from hotloop.profile.hooks import Hooks
 from hotloop.profile.lines import Lines
@@ -27,11 +27,6 @@ from hotloop.profile.plan import Plan
 Steps = Generator[int, list[StepTime], None]
 """Asks for a number of steps, and is given them once they are done."""
 
-_GROUP = 5
-_ALIKE = 1.15
-"""Warm-up ends when two groups of steps in a row take the same time, to this factor,"""
-_MOST_WARM_UP, _MOST_WARM_UP_SECONDS = 60, 60.0
-"""or after so many steps, or seconds."""
 _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 """Ranks have to agree without asking each other."""
 _FEWEST, _MOST = ENOUGH, 100
@@ -40,10 +35,6 @@ _TURNS = 4
 """Watched and bare steps take turns."""
 _SETTLE = 3
 """Steps that go by before a condition is timed."""
-_BACKWARDS = 20
-"""After so many without a step of an optimizer they are what steps are told by."""
-_MOST_OTHERS = 50
-"""Steps of other optimizers in a row, after which the first one is taken to be done with."""
 _PATIENCE = 3
 """Times that a script may catch its own end before its process is ended at once."""
 
@@ -72,7 +63,6 @@ class Watch:
         self._folder = folder
         self._hooks = Hooks(torch)
         self._ablations = Ablations(torch, self._hooks)
-        self._optimizer: Any = None
         self._device: Any = None
         self._measured = Measured()
         self._steps: list[StepTime] = []
@@ -81,16 +71,11 @@ class Watch:
         self._ended = False
         self._events: list[Any] | None = None
         self._times_stopped = 0
-        self._other: Any = None
-        self._others = 0
-        self._patches = Patches()
-        self._backwards = 0
+        self._finder: StepFinder
 
     def start(self) -> None:
         self._hooks.install()
-        self._patches.replace(self._torch.Tensor, "backward", self._watch_backward)
-        register = import_module("torch.optim.optimizer").register_optimizer_step_post_hook
-        self._hook = register(self._stepped)
+        self._finder = StepFinder(self._torch, self)
         atexit.register(self._leave)
 
     def forked(self) -> None:
@@ -99,29 +84,6 @@ class Watch:
             self._ended = True
             self._hooks.remove()
         self._hooks.forked()
-
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped. Where there are several, the one that was first marks the steps."""
-        if not self._ended:
-            with self._unharmed():
-                if self._is_marked_by(optimizer):
-                    self._mark()
-
-    def _watch_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Scripts that update weights by hand have no optimizer: their steps end with backward."""
-
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            original(tensor, *args, **kwargs)
-            if self._ended or self._optimizer is not None:
-                return
-            self._backwards += 1
-            with self._unharmed():
-                if self._backwards == _BACKWARDS:
-                    self._begin(tensor.device)
-                if self._backwards >= _BACKWARDS:
-                    self._mark()
-
-        return backward
 
     @contextmanager
     def _unharmed(self) -> Iterator[None]:
@@ -134,21 +96,15 @@ class Watch:
                 self._end()
             self._leave()
 
-    def _is_marked_by(self, optimizer: Any) -> bool:
-        if self._optimizer is None:
-            self._optimizer = optimizer
-            self._patches.undo()
-            device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
-            self._begin(device)
-        if optimizer is self._optimizer:
-            self._other, self._others = None, 0
-            return True
-        self._others = self._others + 1 if optimizer is self._other else 1
-        self._other = optimizer
-        if self._others > _MOST_OTHERS:  # the first one is not used any more
-            self._optimizer = optimizer
-            self._hooks.drop_step()
-        return optimizer is self._optimizer
+    def stepped(self) -> None:
+        """A step has ended."""
+        if not self._ended:
+            with self._unharmed():
+                self._mark()
+
+    def changed(self) -> None:
+        """Another optimizer tells the steps now."""
+        self._hooks.drop_step()
 
     def _mark(self) -> None:
         step = self._hooks.mark()
@@ -174,8 +130,10 @@ class Watch:
         except StopIteration:
             self._end()
 
-    def _begin(self, device: Any) -> None:
+    def began(self, device: Any, optimizer: Any) -> None:
         """The first step: what is trained, and where."""
+        if self._ended:
+            return
         if self._run:  # it was taken for a script without an optimizer
             self._run.close()
         self._device, self._steps = device, []
@@ -219,18 +177,9 @@ class Watch:
         if self._measured.world_size > 1:
             yield _RANKS_WARM_UP
             return self._plan.steps or _RANKS_STEPS
-        started, seen = time.perf_counter(), 0
-        before = yield _GROUP
-        while True:
-            steps = yield _GROUP
-            seen += _GROUP
-            old, new = (median(step.seconds for step in group) for group in (before, steps))
-            compiled = any(step.compiling for step in steps)
-            alike = max(old, new) <= _ALIKE * min(old, new) and not compiled
-            if alike or seen >= _MOST_WARM_UP or time.perf_counter() - started > _MOST_WARM_UP_SECONDS:
-                seconds = mean(step.seconds for step in steps)
-                return self._plan.steps or max(_FEWEST, min(_MOST, int(self._plan.seconds / seconds)))
-            before = steps
+        steps: Sequence[StepTime] = yield from until_regular()
+        seconds = mean(step.seconds for step in steps)
+        return self._plan.steps or max(_FEWEST, min(_MOST, int(self._plan.seconds / seconds)))
 
     def _block(self, name: str, number: int, settle: int) -> Steps:
         if settle:
@@ -280,6 +229,8 @@ class Watch:
         ablations, measured = self._ablations, self._measured
         if measured.world_size > 1:
             yield "cached_batch", ablations.cached_batches
+            if ablations.has_communication:
+                yield "no_communication", ablations.without_communication
             return
         if measured.facts["threads"] > measured.facts["processors"]:
             yield "fewer_threads", ablations.fewer_threads
@@ -341,7 +292,7 @@ class Watch:
     def _end(self) -> None:
         self._leave()
         if self._plan.stop:
-            self._hook = import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._stop)
+            import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._stop)
             raise Stop(0)
 
     def _stop(self, *_: object) -> None:
@@ -361,9 +312,8 @@ class Watch:
         if self._run:
             self._run.close()
         self._hooks.remove()
-        self._patches.undo()
+        self._finder.stop()
         self._ablations.forget()
-        self._hook.remove()
         if self._measured.steps_seen:
             self._write()
 

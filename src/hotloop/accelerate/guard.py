@@ -1,0 +1,175 @@
+"""Is the loss what the script's own arithmetic would have made of it?
+
+Where a model's outputs are computed in both ways, everything the script does with them is done twice as well, up to the
+loss on which `backward` is called: so the two losses differ by nothing but the arithmetic.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+
+_FIRST = 5
+"""Forward passes that are checked one after another; then each whose number is a power of two."""
+_BACKWARD: Any = Tensor.backward
+_RELATIVE = 0.02
+_OF_SPREAD = 0.25
+_OF_CHANCE = 3.0
+"""A loss may differ by so much of itself, of the spread of losses from batch to batch, or of what other random numbers
+(dropout) make of it, whichever is most.
+"""
+
+
+class Guard:
+    """Compares losses.
+
+    Args:
+        drifted: told why, once, if a loss differs by more than it may.
+
+    Attributes:
+        checked: losses compared.
+        largest: difference of two, as a share of the exact one.
+    """
+
+    def __init__(self, drifted: Callable[[str], None]) -> None:
+        self.checked = 0
+        self.largest = 0.0
+        self._drifted = drifted
+        self._calls = 0
+        self._losses: list[float] = []
+        self._chance = 0.0
+        self._again: _Again | None = None
+
+    def restart(self) -> None:
+        """Check the next ones again: something has been switched on."""
+        self._calls = 0
+
+    def is_due(self) -> bool:
+        """Whether this forward pass is to be checked; counts it."""
+        self._calls += 1
+        free = self._again is None and torch.is_grad_enabled()
+        return free and (self._calls <= _FIRST or self._calls & (self._calls - 1) == 0)
+
+    def compare(self, model: nn.Module, exact: Callable[[], Any], fast: Callable[[], Any]) -> Any:
+        """What `fast` returns; from now on until `backward` all is done with what `exact` returned, too."""
+        with _kept(model), torch.no_grad():
+            before = _random_state()
+            expected = [exact()]
+            if not torch.equal(before, _random_state()):  # torch.compile draws others
+                expected.append(exact())
+        outputs = fast()
+        self._again = _Again(self._told, len(expected))
+        self._again.note(outputs, expected)
+        self._again.__enter__()  # type: ignore[no-untyped-call]
+        return outputs
+
+    def end_step(self) -> None:
+        """A loss that has not come by now will not come."""
+        if self._again:
+            self._again.leave()
+            self._again = None
+
+    def _told(self, loss: Tensor, exact: Sequence[Tensor]) -> None:
+        self._again = None
+        if not exact or loss.numel() != 1:
+            return
+        found, expected, *others = (float(each.detach()) for each in (loss, *exact))
+        self._losses.append(expected)
+        self._chance = max([self._chance, *(abs(other - expected) for other in others)])
+        self.checked += 1
+        difference = abs(found - expected)
+        spread = max(self._losses) - min(self._losses)
+        self.largest = max(self.largest, difference / max(abs(expected), 1e-12))
+        allowed = max(_RELATIVE * abs(expected), _OF_SPREAD * spread, _OF_CHANCE * self._chance)
+        if not difference <= allowed:  # NaN, too
+            self._drifted(f"the loss was {found:.6g} and exactly {expected:.6g}")
+
+
+class _Again(TorchFunctionMode):
+    """Does once more, with other values, what is done with some tensors, as often as there are other values."""
+
+    def __init__(self, told: Callable[[Tensor, Sequence[Tensor]], None], times: int) -> None:
+        super().__init__()
+        self._told = told
+        self._times = times
+        self._others: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self._is_left = False
+
+    def note(self, outputs: Any, others: Sequence[Any]) -> None:
+        """Of each floating-point tensor in `outputs`, the one in the same place of each of the others."""
+        for one, *rest in zip(*(tree_flatten(each)[0] for each in (outputs, *others)), strict=True):
+            if isinstance(one, Tensor) and one.is_floating_point():
+                self._others[id(one)] = (one, rest)
+
+    def leave(self) -> None:
+        """Do everything once from now on."""
+        if not self._is_left:
+            self._is_left = True
+            self._others.clear()
+            with suppress(Exception):  # the script has put another mode on top of it
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._is_left:
+            return func(*args, **kwargs)
+        if func is _BACKWARD:
+            found = self._others.get(id(args[0]))
+            self.leave()
+            self._told(args[0], found[1] if found else [])
+            return func(*args, **kwargs)
+        known = any(id(leaf) in self._others for leaf in tree_flatten((args, kwargs))[0])
+        others = self._done_again(func, args, kwargs) if known else None  # before, as it may write into its arguments
+        outputs = func(*args, **kwargs)
+        if others is not None:
+            with suppress(ValueError):  # not the same number of outputs
+                self.note(outputs, others)
+        return outputs
+
+    def _done_again(self, func: Any, args: Any, kwargs: Any) -> list[Any] | None:
+        def other(number: int, leaf: Any) -> Any:
+            found = self._others.get(id(leaf))
+            return found[1][number] if found else leaf
+
+        try:
+            with torch.no_grad():
+                return [func(*tree_map(partial(other, n), args), **tree_map(partial(other, n), kwargs))
+                        for n in range(self._times)]  # fmt: skip
+        except Exception:  # then this loss is not compared
+            return None
+
+
+def _has_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _random_state() -> Tensor:
+    """Of the host's generator and, once it is in use, the GPU's."""
+    gpu = [torch.cuda.get_rng_state()] if _has_gpu() else []
+    return torch.cat([torch.get_rng_state(), *gpu])
+
+
+@contextmanager
+def _kept(model: nn.Module) -> Generator[None]:
+    """Random numbers, and what the model notes while it runs, are afterwards as they were."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    devices = [torch.cuda.current_device()] if _has_gpu() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def same_dtypes(outputs: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors of 16 bits as `dtype`, in whatever they are."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+    return tree_map_only(Tensor, cast, outputs)

@@ -1,0 +1,183 @@
+"""The batches of one pass over a DataLoader by other means, changed in its middle without losing or doubling any."""
+
+import copy
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import dataloader
+
+from hotloop.data.worker import NICE
+
+
+@dataclass(frozen=True)
+class How:
+    """How a loader's batches are made.
+
+    Attributes:
+        workers: processes.
+        prefetch_factor: batches that each has under way.
+        pin_memory: whether batches come in page-locked memory.
+        images: whether an ImageFolder's images are read by our own decoder.
+    """
+
+    workers: int
+    prefetch_factor: int
+    pin_memory: bool
+    images: bool = False
+
+
+class IndexSource:
+    """The index batches of one pass, as the loader's own sampler gives them."""
+
+    def __init__(self, indices: Iterator[Any]) -> None:
+        self._indices = indices
+        self._back: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        return self._back.popleft() if self._back else next(self._indices)
+
+    def give_back(self, indices: "deque[Any]") -> None:
+        """They come again next, in their order."""
+        self._back.extendleft(reversed(indices))
+
+
+class LaneIndices:
+    """What one lane takes from the source.
+
+    Attributes:
+        under_way: taken, and not delivered as a batch yet.
+        closed: whether the lane gets no more.
+    """
+
+    def __init__(self, source: IndexSource) -> None:
+        self._source = source
+        self.under_way: deque[Any] = deque()
+        self.closed = False
+
+    def restart(self, source: IndexSource) -> None:
+        """For another pass."""
+        self._source = source
+        self.under_way.clear()
+        self.closed = False
+
+    def __iter__(self) -> "LaneIndices":
+        return self
+
+    def __next__(self) -> Any:
+        if self.closed:
+            raise StopIteration
+        self.under_way.append(next(self._source))
+        return self.under_way[-1]
+
+
+class OwnLane:
+    """The iterator that the DataLoader made itself."""
+
+    is_own = True
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.seed: int = iterator._base_seed
+        self.source = IndexSource(iterator._sampler_iter)
+        self._indices = iterator._sampler_iter = LaneIndices(self.source)
+
+    def next(self) -> Any:
+        batch = next(self.iterator)
+        if self._indices.under_way:  # those from before we came are not in it
+            self._indices.under_way.popleft()
+        return batch
+
+    def close(self) -> None:
+        """It takes no more indices, and delivers what is under way."""
+        self._indices.closed = True
+
+    def end(self) -> None:
+        """The script may want it again."""
+
+    @property
+    def is_ready(self) -> bool:
+        return _is_ready(self.iterator)
+
+
+class Lane:
+    """Batches of a loader with other settings than its own.
+
+    Args:
+        dataset: in place of the loader's own.
+        seed: of the random numbers that its workers draw; the script's own generators are left as they are.
+        is_own: whether the settings are those of the script after all.
+    """
+
+    def __init__(
+        self, loader: Any, dataset: Any, how: How, source: IndexSource, seed: int, is_own: bool = False
+    ) -> None:
+        self.is_own = is_own
+        self._indices = LaneIndices(source)
+        self._loader = _clone(loader, dataset, how, self._indices)
+        self._loader.generator = torch.Generator().manual_seed(seed)  # it draws the workers' seeds
+        multi = dataloader._MultiProcessingDataLoaderIter if how.workers else dataloader._SingleProcessDataLoaderIter
+        self.iterator = multi(self._loader)
+
+    def restart(self, source: IndexSource) -> None:
+        """Another pass with the same workers."""
+        self._indices.restart(source)
+        self.iterator._reset(self._loader)
+
+    def next(self) -> Any:
+        batch = next(self.iterator)
+        self._indices.under_way.popleft()
+        return batch
+
+    def close(self) -> None:
+        """It takes no more indices, and delivers what is under way."""
+        self._indices.closed = True
+
+    def abandon(self, source: IndexSource) -> None:
+        """What it has not delivered goes back to the source; its workers end."""
+        source.give_back(self._indices.under_way)
+        self.end()
+
+    def end(self) -> None:
+        """Its workers end."""
+        if isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter):
+            self.iterator._shutdown_workers()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its next batch would come at once."""
+        return _is_ready(self.iterator)
+
+
+def _is_ready(iterator: Any) -> bool:
+    if not isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+        return False
+    arrived = iterator._task_info.get(iterator._rcvd_idx)
+    return (arrived is not None and len(arrived) == 2) or not iterator._data_queue.empty()
+
+
+def _clone(loader: Any, dataset: Any, how: How, indices: LaneIndices) -> Any:
+    """The same loader with other settings; it forbids changing some of them by their names."""
+    clone = copy.copy(loader)
+    own = vars(clone)
+    own.update(dataset=dataset, num_workers=how.workers, pin_memory=how.pin_memory, _iterator=None)
+    own.update(persistent_workers=bool(how.workers), prefetch_factor=how.prefetch_factor if how.workers else None)
+    own["sampler" if loader.batch_sampler is None else "batch_sampler"] = indices
+    if how.workers:
+        own["worker_init_fn"] = _Considerate(loader.worker_init_fn)
+    return clone
+
+
+class _Considerate:
+    """Makes way for the process that trains."""
+
+    def __init__(self, then: Any) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        os.nice(NICE)
+        if self._then:
+            self._then(worker)

@@ -1,0 +1,312 @@
+"""Switches accelerations on inside a script's process, one by one, and keeps those that help."""
+
+import atexit
+import json
+import os
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from math import hypot, sqrt
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from hotloop.accelerate.forward import Bf16, ChannelsLast, Compile, Forward
+from hotloop.accelerate.loading import Loading
+from hotloop.accelerate.plan import Plan, kind_of
+from hotloop.accelerate.ranks import Ranks
+from hotloop.accelerate.switches import Allocator, CudnnAutotune, FusedOptimizer, Tf32, Threads, ZeroGrad
+from hotloop.accelerate.termination import save_on_sigterm
+from hotloop.accelerate.training import Acceleration as Switch
+from hotloop.accelerate.training import Training, models_seen
+from hotloop.accelerate.waiting import Batches, ImageFolder, LoaderWorkers, Prefetch
+from hotloop.attach.activity import Activity
+from hotloop.attach.inside import Attachment
+from hotloop.attach.steps import StepFinder, until_regular
+from hotloop.core.speedup import FAILED, ON, UNDONE, UNFIT, Acceleration
+
+_LOOK = 3
+"""Steps in which models are noted."""
+_SECONDS = 3.0
+_FEWEST, _MOST = 10, 200
+"""Steps that are timed take so many seconds, or are so few or many."""
+_RANKS_WARM_UP, _RANKS_STEPS = 15, 20
+"""Ranks have to switch at the same step."""
+_SLOWER = 0.02
+"""Share of a step from which on an acceleration that costs time is taken back, if that is certain."""
+_CERTAIN = 2.0
+"""Standard errors."""
+_TOLD_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the script.
+
+    Attributes:
+        waited: seconds of it for batches.
+        compiling: 0; warm-up is told by the steps' times alone.
+    """
+
+    seconds: float
+    waited: float
+    compiling: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Of some steps.
+
+    Attributes:
+        error: standard error.
+    """
+
+    seconds: float
+    error: float
+    waits: float
+
+
+def begin(module: Any, attachment: Attachment) -> None:
+    """Accelerate the training in this process, once it trains."""
+    runner = Runner(Plan(**attachment.settings), Path(attachment.folder))
+    runner.start()
+    os.register_at_fork(after_in_child=runner.forked)
+
+
+class Runner:
+    """Accelerates one process.
+
+    Args:
+        folder: where what came of it is written.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._loading = Loading(lambda why: self._failed("loader", why))
+        self._forward = Forward(self._failed)
+        self._training: Training | None = None
+        self._told: dict[str, Acceleration] = {}
+        self._notes: list[str] = []
+        self._before = self._after = 0.0
+        self._seen = 0
+        self._steps: list[Step] = []
+        self._wanted = 0
+        self._run: Generator[int, Sequence[Step], None] | None = None
+        self._began: float | None = None
+        self._busy = 1.0
+        self._process = os.getpid()
+        self._ended = False
+        self._finder: StepFinder
+        batches = Batches(self._loading)
+        made: list[Switch] = [
+            Threads(), Allocator(), LoaderWorkers(batches, lambda: self._busy), ImageFolder(batches), Prefetch(batches),
+            CudnnAutotune(), ZeroGrad(), Tf32(), ChannelsLast(self._forward), Bf16(self._forward),
+            Compile(self._forward), FusedOptimizer(),
+        ]  # fmt: skip
+        self._switches = {one.name: one for one in made if one.name in plan.names}
+
+    def start(self) -> None:
+        self._loading.install()
+        self._finder = StepFinder(torch, self)
+        atexit.register(self._leave)
+
+    def forked(self) -> None:
+        """This is a child that a fork made: it is left alone."""
+        if self._seen:
+            self._ended = True
+
+    def began(self, device: torch.device, optimizer: Any) -> None:
+        """The first step has ended."""
+        if self._ended:
+            return
+        if self._run:
+            self._run.close()
+        self._training = Training(self._plan, Ranks(), device, optimizer)
+        self._loading.adopt()
+        save_on_sigterm()
+        self._began, self._steps = None, []
+        self._run = self._accelerate(self._training)
+        self._wanted = next(self._run)
+
+    def changed(self) -> None:
+        """Another optimizer tells the steps now."""
+        self._began = None
+
+    def stepped(self) -> None:
+        """A step has ended."""
+        if self._ended:
+            return
+        self._seen += 1
+        self._forward.guard.end_step()
+        now, waited = time.perf_counter(), self._loading.waited
+        self._loading.waited = 0.0
+        if self._began is not None and self._run:
+            self._steps.append(Step(now - self._began, waited))
+        self._began = now
+        if self._run and len(self._steps) >= self._wanted:
+            self._proceed()
+
+    def _proceed(self) -> None:
+        steps, self._steps = self._steps, []
+        assert self._run
+        try:
+            self._wanted = self._run.send(steps)
+        except StopIteration:
+            self._run = None
+        except Exception as error:  # the script goes on
+            self._run = None
+            self._notes.append(f"{type(error).__name__}: {error}")
+        self._began = time.perf_counter()  # what was done in between is none of the script's time
+
+    def _accelerate(self, training: Training) -> Generator[int, Sequence[Step], None]:
+        """All that is done, in order."""
+        with models_seen(training):
+            yield _LOOK
+        yield from self._regular(training)
+        before = yield from self._timed(training)
+        self._before = self._after = before.seconds
+        for name, switch in self._switches.items():
+            training.waits = before.waits
+            if not self._switched_on(name, switch, training) or not self._plan.measure:
+                continue
+            yield from self._regular(training)
+            after = yield from self._timed(training)
+            if training.ranks.any(self._told[name].state != ON):  # it has failed meanwhile
+                self._take_back(name, FAILED, "another rank could not use it")
+                continue
+            error = hypot(after.error / before.seconds, before.error / before.seconds)
+            gain = 1 - after.seconds / before.seconds
+            self._told[name] = replace(self._told[name], gain=gain, error=error)
+            if gain < -max(_SLOWER, _CERTAIN * error):
+                self._take_back(name, UNDONE, "steps took longer with it")
+                yield from self._regular(training)
+                after = yield from self._timed(training)
+            before = after
+            self._after = after.seconds
+        if not self._plan.measure:
+            yield from self._regular(training)
+            self._after = (yield from self._timed(training)).seconds
+        if self._plan.tell:
+            yield from self._telling(training)
+
+    def _telling(self, training: Training) -> Generator[int, Sequence[Step], None]:
+        """Tell what some steps took, again and again, until asked to end. The script is not asked: it would save."""
+        number = max(1, round(_TOLD_SECONDS / self._after))
+        broken = [f"{one.name}: {one.why}" for one in self._told.values() if one.state == FAILED]
+        with (self._folder / f"told-{os.getpid()}.jsonl").open("a") as file:
+            while not (self._folder / "stop").exists():
+                mean = (yield from self._mean_of(training, number)).seconds
+                trouble = broken[0] if broken else self._memory_trouble(training)
+                if not int(os.environ.get("RANK", "0")):
+                    file.write(json.dumps({"seconds": mean, "trouble": trouble}) + "\n")
+                    file.flush()
+        os._exit(0)
+
+    def _memory_trouble(self, training: Training) -> str:
+        if training.device.type == "cuda" and torch.cuda.memory_stats(training.device).get("num_alloc_retries", 0):
+            return "the GPU's memory ran out, and was freed again and again"
+        return ""
+
+    def _regular(self, training: Training) -> Generator[int, Sequence[Step], None]:
+        if training.ranks.number > 1:
+            yield _RANKS_WARM_UP
+        else:
+            yield from until_regular()
+
+    def _timed(self, training: Training) -> Generator[int, Sequence[Step], Mean]:
+        """The mean of as many steps as the plan asks for; of the slowest rank."""
+        first = yield 2
+        seconds = fmean(step.seconds for step in first)
+        number = max(_FEWEST, min(_MOST, int(_SECONDS / seconds)))
+        if training.ranks.number > 1:
+            number = _RANKS_STEPS
+        number = self._plan.steps or number
+        return (yield from self._mean_of(training, number))
+
+    def _mean_of(self, training: Training, number: int) -> Generator[int, Sequence[Step], Mean]:
+        self._synchronize(training)
+        workers = [worker.pid for worker in self._workers()]
+        activity, worked = Activity(workers), self._loading.worked
+        started = time.perf_counter()
+        steps = yield number
+        self._synchronize(training)
+        mean = (time.perf_counter() - started) / number
+        waited = sum(step.waited for step in steps)
+        busy = (self._loading.worked - worked) / waited if waited else 0.0
+        self._busy = activity.workers_busy(workers) if workers else busy
+        error = stdev(step.seconds for step in steps) / sqrt(number) if number > 1 else 0.0
+        return Mean(*training.ranks.largest(mean, error, waited / number / mean))
+
+    def _workers(self) -> list[Any]:
+        current = self._loading.current()
+        return list(getattr(current.lane.iterator, "_workers", [])) if current else []
+
+    def _synchronize(self, training: Training) -> None:
+        with torch.cuda.device(training.device) if training.device.type == "cuda" else nullcontext():
+            if training.device.type == "cuda":
+                torch.cuda.synchronize()
+
+    def _switched_on(self, name: str, switch: Switch, training: Training) -> bool:
+        kind = kind_of(name)
+        told = Acceleration(name, kind.level, UNFIT, why=switch.unfit(training))
+        if not told.why:
+            told = replace(told, state=ON, why=kind.what)
+            try:
+                switch.switch_on(training)
+            except Exception as error:  # the run goes on without it
+                told = replace(told, state=FAILED, why=f"{type(error).__name__}: {error}")
+        self._told[name] = told
+        if training.ranks.any(told.state != ON):
+            self._take_back(name, FAILED, "another rank could not use it")
+            return False
+        return True
+
+    def _take_back(self, name: str, state: str, why: str) -> None:
+        if self._told[name].state == ON:
+            self._switches[name].switch_off()
+            self._told[name] = replace(self._told[name], state=state, why=why)
+
+    def _failed(self, name: str, why: str) -> None:
+        """An acceleration has broken, and has been taken back."""
+        blamed = [each for each in (name, "image_folder") if each in self._told and self._told[each].state == ON]
+        for each in blamed if name == "loader" else [name]:
+            self._take_back(each, FAILED, why)
+            sys.stderr.write(f"hotloop: {each} was undone: {why}\n")
+
+    def _leave(self) -> None:
+        if self._ended or os.getpid() != self._process:
+            return
+        self._ended = True
+        self._finder.stop()
+        self._forward.remove()
+        self._loading.remove()
+        if self._training and self._seen:
+            self._write(self._training)
+
+    def _write(self, training: Training) -> None:
+        memory = {"host_peak": getrusage(RUSAGE_SELF).ru_maxrss * 1024}
+        if training.device.type == "cuda":
+            memory["device_peak"] = torch.cuda.max_memory_allocated(training.device)
+            memory["device_total"] = torch.cuda.get_device_properties(training.device).total_memory
+        guard = self._forward.guard
+        if guard.checked:
+            self._notes.append(
+                f"{guard.checked} losses were compared with exact ones; at most {guard.largest:.2%} apart"
+            )
+        if self._run:
+            self._notes.append("the script ended before all accelerations were tried")
+        told = [replace(one, count=self._switches[one.name].count) for one in self._told.values()]
+        found = {
+            "device": training.device.type, "steps": self._seen, "before_seconds": self._before,
+            "after_seconds": self._after, "accelerations": [asdict(one) for one in told], "notes": self._notes,
+            "memory": memory,
+        }  # fmt: skip
+        unfinished = self._folder / f"speedup-{os.getpid()}.part"
+        unfinished.write_text(json.dumps(found))
+        unfinished.replace(unfinished.with_suffix(".json"))

@@ -1,0 +1,41 @@
+"""Run a script with accelerations: start it, and tell what became of it."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hotloop.accelerate.plan import FAST, Plan, kind_of
+from hotloop.attach.command import run_attached
+from hotloop.attach.inside import Attachment
+from hotloop.core.speedup import Acceleration, Speedup
+
+_ENTRY = "hotloop.accelerate.runner:begin"
+
+
+def run_script(
+    command: Sequence[str], plan: Plan, environment: Mapping[str, str], output: int | None = None
+) -> Speedup:
+    """Run a command to its end, accelerated.
+
+    Args:
+        output: a file descriptor for what the command writes to its standard output, in place of ours.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
+        folder = Path(name)
+        code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
+        found: list[dict[str, Any]] = [json.loads(file.read_bytes()) for file in folder.glob("speedup-*.json")]
+        entered = any(folder.glob("attached-*"))
+    level = FAST if any(kind_of(each).level == FAST for each in plan.names) else "exact"
+    if not found:
+        why = "no training was seen" if entered else "hotloop could not enter: -I, -E, -S or an own PYTHONPATH"
+        return Speedup(tuple(command), level, code, notes=(f"nothing was accelerated: {why}",))
+    longest = max(found, key=lambda one: int(one["steps"]))
+    accelerations = tuple(Acceleration(**one) for one in longest.pop("accelerations"))
+    notes = tuple(longest.pop("notes"))
+    return Speedup(tuple(command), level, code, accelerations=accelerations, notes=notes, **longest)

@@ -1,0 +1,37 @@
+"""Settings of a script that trials have found: a TOML file."""
+
+import tomllib
+from pathlib import Path
+
+from hotloop.accelerate.plan import Plan, chosen
+from hotloop.core.errors import InputError
+
+
+def read_settings(file: Path) -> Plan:
+    """The plan that a file asks for.
+
+    Raises:
+        InputError: it cannot be read, or says something else.
+    """
+    from pydantic import BaseModel, ConfigDict, ValidationError
+
+    class Run(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+
+        accelerations: list[str]
+        workers: int = 0
+        prefetch_factor: int = 0
+        threads: int = 0
+
+    fix = f"hotloop tune --out {file} -- python train.py"
+    try:
+        content = tomllib.loads(file.read_text())
+        found = Run.model_validate(content.get("run", {}))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {file}", str(error), fix) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["run", *map(str, first["loc"])])
+        raise InputError(f"{file} is no file of settings", f"{where}: {first['msg']}", fix) from error
+    names = chosen("exact", only=found.accelerations) if found.accelerations else ()
+    return Plan(names, found.workers, found.prefetch_factor, found.threads, measure=False)

@@ -1,0 +1,236 @@
+"""Accelerations that are settings of torch, of its allocator, or of the optimizer."""
+
+import ctypes
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotloop.accelerate.training import Training
+from hotloop.attach.patches import Patches
+
+
+class Threads:
+    """As many threads as processors, where the script has more: they only take processors from each other."""
+
+    name = "threads"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before = torch.get_num_threads()
+
+    def unfit(self, training: Training) -> str:
+        if training.plan.threads or torch.get_num_threads() > training.processors:
+            return ""
+        return f"{torch.get_num_threads()} threads fit {training.processors} processors"
+
+    def switch_on(self, training: Training) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(training.plan.threads or training.processors)
+        self.count = 1
+
+    def switch_off(self) -> None:
+        torch.set_num_threads(self._before)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_USUAL_MMAP_MAX = 65536
+_KEPT_BYTES = 2**30
+"""Free memory at the heap's end that is not returned to the system, nor mapped in again page by page in each step."""
+
+
+class Allocator:
+    """Memory of the host that a step frees is kept for the next: glibc returns large blocks at once, and each page of
+    them costs a fault when it is written again: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    """
+
+    name = "allocator"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def unfit(self, training: Training) -> str:
+        if training.device.type != "cpu":
+            return "the GPU's allocator keeps its memory by itself"
+        return "" if platform.libc_ver()[0] == "glibc" else "the C library has no mallopt"
+
+    def switch_on(self, training: Training) -> None:
+        self._set(0, _KEPT_BYTES)
+        self.count = 1
+
+    def switch_off(self) -> None:
+        self._set(_USUAL_MMAP_MAX, 2**17)
+
+    def _set(self, mapped: int, kept: int) -> None:
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_MAX, mapped)
+        library.mallopt(_M_TRIM_THRESHOLD, kept)
+
+
+class CudnnAutotune:
+    """cuDNN tries its algorithms at the first convolution of each shape, and keeps the fastest."""
+
+    name = "cudnn_autotune"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def unfit(self, training: Training) -> str:
+        if training.device.type != "cuda":
+            return "there is no GPU"
+        if torch.backends.cudnn.benchmark:
+            return "the script has it already"
+        if torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+            return "the script asks for deterministic algorithms"
+        if not any(isinstance(part, _CONVOLUTIONS) for model in training.models for part in model.modules()):
+            return "the model has no convolution"
+        return ""
+
+    def switch_on(self, training: Training) -> None:
+        torch.backends.cudnn.benchmark = True
+        self.count = 1
+
+    def switch_off(self) -> None:
+        torch.backends.cudnn.benchmark = False
+
+
+_CONVOLUTIONS = torch.nn.modules.conv._ConvNd
+
+
+class ZeroGrad:
+    """`zero_grad(set_to_none=False)` drops gradients; those that are missing at the step are zeros then, as without."""
+
+    name = "zero_grad"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen = 0
+        self._on = False
+        self._dropped: set[torch.nn.Parameter] = set()
+        self._patches = Patches()
+        self._patches.replace(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def unfit(self, training: Training) -> str:
+        return "" if self._seen else "gradients are dropped already, as is torch's default"
+
+    def switch_on(self, training: Training) -> None:
+        self._on = True
+
+    def switch_off(self) -> None:
+        self._on = False
+
+    def remove(self) -> None:
+        """Nothing is replaced any more."""
+        self._patches.undo()
+        self._hook.remove()
+
+    def _zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+            if set_to_none:
+                original(optimizer, set_to_none)
+                return
+            self._seen += 1
+            if not self._on:
+                original(optimizer, set_to_none)
+                return
+            for group in optimizer.param_groups:
+                self._dropped.update(each for each in group["params"] if each.grad is not None)
+            original(optimizer, True)
+            self.count += 1
+
+        return zero_grad
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._dropped:
+            return
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                if each in self._dropped and each.grad is None:
+                    each.grad = torch.zeros_like(each)
+        self._dropped.clear()
+
+
+class Tf32:
+    """Matrix products of float32 on tensor cores, with 10 bits of mantissa."""
+
+    name = "tf32"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before = "highest"
+
+    def unfit(self, training: Training) -> str:
+        if training.device.type != "cuda" or torch.cuda.get_device_capability(training.device) < (8, 0):
+            return "the device has no TF32"
+        return "the script has it already" if torch.get_float32_matmul_precision() != "highest" else ""
+
+    def switch_on(self, training: Training) -> None:
+        self._before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        self.count = 1
+
+    def switch_off(self) -> None:
+        torch.set_float32_matmul_precision(self._before)
+
+
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+
+
+class FusedOptimizer:
+    """An optimizer's whole step as one kernel. What the script saves of it says what the script asked for."""
+
+    name = "fused_optimizer"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._optimizer: torch.optim.Optimizer
+        self._before: list[dict[str, Any]] = []
+        self._hook: Any = None
+
+    def unfit(self, training: Training) -> str:
+        optimizer = training.optimizer
+        if optimizer is None or type(optimizer) not in _FUSED:
+            return f"{type(optimizer).__name__} has no fused step"
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                return "the script has it already"
+            if group.get("capturable") or group.get("differentiable"):
+                return "the script asks for another kind of step"
+            if group.get("foreach") is not None or group.get("fused") is False:
+                return "the script asks for another kind of step"
+            if any(not each.is_floating_point() or each.device.type not in ("cuda", "cpu") for each in group["params"]):
+                return "not all weights are floating-point numbers"
+        return ""
+
+    def switch_on(self, training: Training) -> None:
+        assert training.optimizer
+        self._optimizer = training.optimizer
+        self._before = [{name: group.get(name) for name in ("fused", "foreach")} for group in self._groups]
+        for group in self._groups:
+            group.update(fused=True, foreach=False)
+        self._counters_on_device(fused=True)
+        self._hook = self._optimizer.register_state_dict_post_hook(self._as_asked_for)
+        self.count = 1
+
+    def switch_off(self) -> None:
+        for group, before in zip(self._groups, self._before, strict=False):
+            group.update(before)
+        self._counters_on_device(fused=False)
+        self._hook.remove()
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    def _counters_on_device(self, fused: bool) -> None:
+        """Adam counts its steps on the host, or fused on the device."""
+        for weight, state in self._optimizer.state.items():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].to(weight.device if fused else "cpu")
+
+    def _as_asked_for(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for group, before in zip(state["param_groups"], self._before, strict=False):  # groups may have come
+            group.update(before)

@@ -1,0 +1,93 @@
+"""What is known about a script's training, and what every acceleration looks like."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from hotloop.accelerate.plan import Plan
+from hotloop.accelerate.ranks import Ranks
+
+
+@dataclass
+class Training:
+    """A script's training.
+
+    Attributes:
+        device: of what is trained.
+        optimizer: that steps; None where weights are updated by hand.
+        models: modules with weights that the script itself calls, unwrapped from data parallelism over one device.
+        waits: share of a step in which it waited for batches, as last measured.
+    """
+
+    plan: Plan
+    ranks: Ranks
+    device: torch.device
+    optimizer: torch.optim.Optimizer | None
+    models: list[nn.Module] = field(default_factory=list)
+    waits: float = 0.0
+
+    @property
+    def processors(self) -> int:
+        """That each rank of this machine may use."""
+        return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+class Acceleration(Protocol):
+    """Something that makes a training faster and can be taken back.
+
+    Attributes:
+        name: of it, as in `plan.KINDS`.
+        count: how often it has acted.
+    """
+
+    name: str
+
+    @property
+    def count(self) -> int: ...
+
+    def unfit(self, training: Training) -> str:
+        """Why it has nothing to do here; empty if it has."""
+
+    def switch_on(self, training: Training) -> None:
+        """Between two steps."""
+
+    def switch_off(self) -> None:
+        """Between two steps; all is as it was."""
+
+
+@contextmanager
+def models_seen(training: Training) -> Iterator[None]:
+    """Note which modules the script calls with gradients meanwhile."""
+    depth, found = 0, training.models
+
+    def enter(module: nn.Module, args: Any) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1 and torch.is_grad_enabled() and module.training:
+            model = _unwrapped(module)
+            if not any(model is known for known in found) and next(model.parameters(), None) is not None:
+                found.append(model)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    alone = isinstance(module, nn.DataParallel) and len(module.device_ids) <= 1
+    if alone or isinstance(module, nn.parallel.DistributedDataParallel):
+        return cast(nn.Module, module.module)
+    return module

@@ -1,0 +1,146 @@
+"""Accelerations of the way that batches take: their loading, an ImageFolder's decoding, their copies to a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hotloop.accelerate.copies import Copies
+from hotloop.accelerate.lanes import How
+from hotloop.accelerate.loading import Loading
+from hotloop.accelerate.training import Training
+from hotloop.data.loader import workers_for
+
+_WAITS = 0.02
+"""Share of a step spent waiting for batches from which on they are worth other means."""
+_BUSY = 0.7
+_MORE = 4
+"""Workers that are on a processor for less of their time wait for something else; so many times more wait at once."""
+_MOST = 64
+
+
+class Batches:
+    """What the accelerations of loading have in common: one way in which batches are made."""
+
+    def __init__(self, loading: Loading) -> None:
+        self.loading = loading
+        self.workers: Callable[[Any], int] | None = None
+        self.prefetch_factor = 0
+        self.images = False
+        self.beside_gpu = False
+
+    def changed(self) -> None:
+        """Make batches in the way that is set now."""
+        self.loading.set_how(self._how if self.workers or self.images else None)
+
+    def _how(self, loader: Any) -> How:
+        workers = self.workers(loader) if self.workers else loader.num_workers
+        factor = self.prefetch_factor or max(loader.prefetch_factor or 2, 2)
+        pinned = loader.pin_memory or (self.workers is not None and self.beside_gpu)
+        return How(workers, factor, pinned, self.images)
+
+
+class LoaderWorkers:
+    """Worker processes as the machine has processors for, or more where they wait for a disk or network; kept between
+    epochs; batches in page-locked memory beside a GPU.
+    """
+
+    name = "loader"
+
+    def __init__(self, batches: Batches, busy: Callable[[], float]) -> None:
+        self._batches = batches
+        self._busy = busy
+
+    @property
+    def count(self) -> int:
+        """Batches so far."""
+        return self._batches.loading.batches
+
+    def unfit(self, training: Training) -> str:
+        if not self._batches.loading.current():
+            return "no DataLoader of indexed samples gives the batches"
+        if training.waits < _WAITS:
+            return f"waiting for batches is {training.waits:.1%} of a step"
+        return ""
+
+    def switch_on(self, training: Training) -> None:
+        beside_gpu = self._batches.beside_gpu = training.device.type == "cuda"
+        suited = workers_for(training.processors, accelerated=True) if beside_gpu else training.processors
+        waiting, asked = self._busy() < _BUSY, training.plan.workers
+
+        def workers(loader: Any) -> int:
+            more = max(suited, int(loader.num_workers))
+            return asked or (min(_MOST, _MORE * more) if waiting else more)
+
+        self._batches.workers = workers
+        self._batches.prefetch_factor = training.plan.prefetch_factor
+        self._batches.changed()
+
+    def switch_off(self) -> None:
+        self._batches.workers = None
+        self._batches.changed()
+
+
+class ImageFolder:
+    """Random crops of an ImageFolder by our own decoder."""
+
+    name = "image_folder"
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self.count = 0
+
+    def unfit(self, training: Training) -> str:
+        from hotloop.accelerate.image_folder import Images, recipe_of
+
+        current = self._batches.loading.current()
+        if not current or not recipe_of(current.loader.dataset):
+            return "no ImageFolder with RandomResizedCrop, flip, ToTensor and Normalize gives the batches"
+        if training.waits < _WAITS:
+            return f"waiting for batches is {training.waits:.1%} of a step"
+
+        def dataset_of(dataset: Any, how: How) -> Any:
+            recipe = recipe_of(dataset) if how.images else None
+            return Images(dataset, recipe) if recipe else dataset
+
+        self._batches.loading.dataset_of = dataset_of
+        return ""
+
+    def switch_on(self, training: Training) -> None:
+        self.count = 1
+        self._batches.images = True
+        self._batches.changed()
+
+    def switch_off(self) -> None:
+        self._batches.images = False
+        self._batches.changed()
+
+
+class Prefetch:
+    """Batches copied to the GPU before they are asked for there."""
+
+    name = "prefetch"
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._copies: Copies | None = None
+
+    @property
+    def count(self) -> int:
+        """Copies that were there in time."""
+        return self._copies.count if self._copies else 0
+
+    def unfit(self, training: Training) -> str:
+        if training.device.type != "cuda":
+            return "there is no GPU"
+        return "" if self._batches.loading.current() else "no DataLoader of indexed samples gives the batches"
+
+    def switch_on(self, training: Training) -> None:
+        if not self._copies:
+            self._copies = Copies(training.device)
+        self._copies.is_on = True
+        self._batches.loading.passing = self._copies
+
+    def switch_off(self) -> None:
+        self._batches.loading.passing = None
+        if self._copies:
+            self._copies.remove()
+            self._copies.is_on = False

@@ -1,0 +1,131 @@
+"""`hotloop tune`."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hotloop.core.units import count, format_seconds
+
+if TYPE_CHECKING:
+    from hotloop.core.job import Job
+    from hotloop.core.tuning import Settings, Trial, Tuning
+    from hotloop.tune.space import Knob
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", str(value).strip())
+        if not found or not float(found[1]):
+            self.fail(f"{value!r} is no duration: 90s, 5m, 1h", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": True})
+@click.option("--budget", type=_Duration(), default="5m", show_default=True, help="Time for all trials together.")
+@click.option("--level", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
+              help="A script: what `hotloop run` may change.")  # fmt: skip
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A job: lay a value over the file's.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="tuned.toml", show_default=True,
+              help="Where to write the settings and the evidence.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Say what would be tried, and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
+def tune(
+    budget: float, level: str, overrides: tuple[str, ...], out: Path, dry_run: bool, as_json: bool,
+    target: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Find faster settings by short trials.
+
+    TARGET is a job file, or a command after two dashes:
+
+    \b
+      hotloop tune job.toml           then: hotloop train job.toml --settings tuned.toml
+      hotloop tune -- python train.py then: hotloop run --settings tuned.toml -- python train.py
+
+    Each trial is a start of the training in a process of its own, ended after some steps. A script is ended without
+    warning, but what it has written by then stays: let it write into a folder of no worth. Ctrl-C ends the search with
+    the best so far.
+    """  # noqa: D301 - click's sign for lines that stay as they are
+    from hotloop.core.errors import InputError
+
+    if importlib.util.find_spec("optuna") is None:
+        raise InputError("tuning needs optuna", "it is not installed here", 'pip install "hotloop[tune]"')
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"{out} cannot be written", "there is no such folder", f"--out {out.name}")
+    from hotloop.core.files import write_atomic
+    from hotloop.tune.search import Effort, Search
+    from hotloop.tune.settings import job_settings, script_settings
+    from hotloop.tune.space import size_of
+    from hotloop.tune.targets import job_target, script_target
+
+    job: Job | None
+    if len(target) == 1 and target[0].endswith(".toml"):
+        space, start, job = job_target(Path(target[0]), overrides)
+    else:
+        space, start, job = script_target(target, level)
+    if dry_run:
+        for line in _planned(space):
+            click.echo(line)
+        return 0
+    click.echo(
+        f"{count(size_of(space), 'combination')} of {count(len(space), 'setting')}, {format_seconds(budget)} at most",
+        err=True,
+    )
+    found = Search(space, start, Effort(budget), lambda trial: click.echo(_line(trial, space), err=True)).run(target)
+    write_atomic(out, (job_settings(found, job) if job else script_settings(found)).encode())
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        for line in _lines(found, space, out):
+            click.echo(line)
+    return 130 if found.ended == "interrupted" else 0
+
+
+def _planned(space: "tuple[Knob, ...]") -> Iterator[str]:
+    for knob in space:
+        yield f"{knob.name:<22} {', '.join(map(_text, knob.values))}"
+
+
+def _line(trial: "Trial", space: "tuple[Knob, ...]") -> str:
+    what = _changes(trial.settings, space)
+    if trial.state == "failed":
+        return f"  {'failed':<24} {what}: {trial.why}"
+    share = trial.error / trial.sample_seconds
+    told = f"{format_seconds(trial.sample_seconds)} ± {share:.1%}"
+    return f"  {told:<24} {what}{' (ended early)' if trial.state == 'worse' else ''}"
+
+
+def _changes(settings: "Settings", space: "tuple[Knob, ...]") -> str:
+    now = {knob.name: knob.values[0] for knob in space}
+    changed = [f"{name}={_text(value)}" for name, value in settings.items() if value != now[name]]
+    return ", ".join(changed) or "as it is"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path) -> Iterator[str]:
+    yield ""
+    if found.ratio <= 1.0:
+        yield "nothing was faster than what there is"
+    else:
+        sure = "" if found.certain else "; another setting may be as fast"
+        yield f"{found.ratio:.2f} ± {found.error:.2f} times as fast with {_changes(found.best, space)}{sure}"
+    ended = {"done": "", "budget": ", until the budget was used up", "interrupted": ", until it was interrupted"}
+    trials = f"{count(len(found.trials), 'trial')} for {count(found.size, 'combination')}"
+    yield f"{trials}, {format_seconds(found.took_seconds)}{ended[found.ended]}"
+    use = f"hotloop train {found.target[0]} --settings {out}"
+    if not found.target[0].endswith(".toml"):
+        use = f"hotloop run --settings {out} -- {' '.join(found.target)}"
+    yield f"to use it: {use}"
+    sys.stdout.flush()

@@ -1,0 +1,39 @@
+"""Trials of a script: `hotloop run` with some of its accelerations, ended after some steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from tempfile import TemporaryDirectory
+
+from hotloop.accelerate.plan import Plan, chosen
+from hotloop.attach.command import attached_environment
+from hotloop.attach.inside import Attachment
+from hotloop.core.tuning import Settings
+from hotloop.tune.running import Running
+
+_ENTRY = "hotloop.accelerate.runner:begin"
+_NUMBERS = ("workers", "prefetch_factor", "threads")
+
+
+def plan_of(settings: Settings) -> Plan:
+    """What `hotloop run` is to do with these settings."""
+    workers, factor, threads = (int(settings.get(name, 0)) for name in _NUMBERS)
+    names = [name for name, value in settings.items() if name not in _NUMBERS and value]
+    if workers or factor:
+        names.append("loader")
+    if threads:
+        names.append("threads")
+    return Plan(chosen("exact", only=names) if names else (), workers, factor, threads, measure=False)
+
+
+class ScriptTrials:
+    """Starts a command again and again. What it writes while it is tried is its own affair."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+
+    def __call__(self, settings: Settings) -> Running:
+        folder = TemporaryDirectory(prefix="hotloop-")
+        plan = {**asdict(plan_of(settings)), "tell": True}
+        inside = attached_environment(self._command, Attachment(_ENTRY, folder.name, plan), self._environment)
+        return Running(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, folder)

@@ -1,0 +1,294 @@
+"""Which settings are fastest: few trials, losers ended early, repeated until the order is certain.
+
+One setting after another is tried on top of the best so far; then optuna's sampler, which knows all trials, proposes
+combinations. https://optuna.readthedocs.io
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import hypot, isnan, sqrt
+from statistics import fmean, stdev
+
+import optuna
+
+from hotloop.core.errors import HotloopError
+from hotloop.core.tuning import DONE, FAILED, WORSE, Settings, Trial, Tuning, Value
+from hotloop.tune.running import Chunk, Failed, Running
+from hotloop.tune.space import Knob, size_of, start_of
+
+Start = Callable[[Settings], AbstractContextManager[Running]]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        budget_seconds: for all trials together.
+        trial_seconds: of steps, in one.
+        error: standard error, as a share of the mean, from which on a trial need not go on.
+        fewest: chunks that a mean is made of.
+        warm_up: chunks that are left out at most; fewer if two in a row are alike.
+        most_repeats: trials of one setting.
+        share: of the budget that one trial may take at most.
+    """
+
+    budget_seconds: float
+    trial_seconds: float = 4.0
+    error: float = 0.004
+    fewest: int = 5
+    warm_up: int = 8
+    most_repeats: int = 4
+    share: float = 0.5
+
+
+_ALIKE = 1.1
+_HOPELESS = 1.05
+"""A trial that is certainly this many times as slow as the best is not measured on."""
+_CERTAIN = 2.0
+"""Standard errors between two means that are told apart."""
+_SAME = 0.01
+"""Means that differ by less are as good as each other."""
+_IN_VAIN = 3
+"""Proposals in a row that are no better, after which there are no more."""
+_DRIFT = 0.1
+"""Share of the loss by which another setting's may differ over the same steps."""
+
+
+class Search:
+    """One search.
+
+    Args:
+        start: a training with some settings.
+        told: each trial, once it has ended.
+    """
+
+    def __init__(self, space: Sequence[Knob], start: Start, effort: Effort, told: Callable[[Trial], None]) -> None:
+        self._space = space
+        self._start = start
+        self._effort = effort
+        self._told = told
+        self._began = time.monotonic()
+        self._trials: list[Trial] = []
+        self._loss: float | None = None
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = optuna.samplers.TPESampler(
+            seed=0, multivariate=True, n_startup_trials=0, warn_independent_sampling=False
+        )
+        self._study = optuna.create_study(sampler=sampler)
+        self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
+            knob.name: optuna.distributions.CategoricalDistribution(knob.values) for knob in space
+        }  # fmt: skip
+
+    def run(self, target: tuple[str, ...]) -> Tuning:
+        """Search until the best is certain, the budget is used up, or Ctrl-C.
+
+        Raises:
+            HotloopError: the training does not run with the settings as they are.
+        """
+        ended = "done"
+        try:
+            first = self._tried(start_of(self._space))
+            if first.state == FAILED:
+                what = "the training does not run with its present settings"
+                raise HotloopError(what, first.why, "mend that first: hotloop train, or the command by itself")
+            self._one_by_one()
+            self._proposals()
+            self._confirm()
+        except _BudgetUsed:
+            ended = "budget"
+        except KeyboardInterrupt:
+            ended = "interrupted"
+        if not self._measured(start_of(self._space)):
+            raise HotloopError("nothing was measured", f"the search was {ended} in its first trial", "--budget 10m")
+        return self._concluded(target, ended)
+
+    def _one_by_one(self) -> None:
+        for knob in self._space:
+            for value in knob.values:
+                self._tried({**self._best(), knob.name: value})
+
+    def _proposals(self) -> None:
+        in_vain = 0
+        while in_vain < _IN_VAIN and len({_key(trial.settings) for trial in self._trials}) < size_of(self._space):
+            proposed = self._study.ask(self._distributions)
+            settings: dict[str, Value] = dict(proposed.params)
+            known = self._measured(settings)
+            if known:
+                self._study.tell(proposed, known[0])
+                in_vain += 1
+                continue
+            before = self._best()
+            trial = self._trial(settings)
+            self._study.tell(proposed, trial.sample_seconds or None, state=_state(trial))
+            in_vain = 0 if self._best() != before else in_vain + 1
+
+    def _confirm(self) -> None:
+        """Repeat the best, the second best and what there was, by turns, until they are told apart."""
+        for _ in range(self._effort.most_repeats):
+            contenders = self._contenders()
+            if len(contenders) < 2:
+                return
+            for settings in contenders:
+                self._trial(settings)
+
+    def _contenders(self) -> list[Settings]:
+        """The best, and those that may be better."""
+        ranked = self._ranked()
+        mean, error = self._mean(ranked[0])
+        open_to_doubt = []
+        for settings in ranked[1:3]:
+            other, its = self._mean(settings)
+            differ = other - mean
+            repeats = len(self._measured(settings))
+            if differ < _CERTAIN * hypot(error, its) and differ > _SAME * mean and repeats < self._effort.most_repeats:
+                open_to_doubt.append(settings)
+        once = len(self._measured(ranked[0])) < 2
+        return [ranked[0], *open_to_doubt] if open_to_doubt or once else []
+
+    def _tried(self, settings: Settings) -> Trial:
+        """The trial of these settings; the one that there was, if there was one."""
+        known = [trial for trial in self._trials if _key(trial.settings) == _key(settings)]
+        if known:
+            return known[-1]
+        trial = self._trial(settings)
+        values = None if trial.state == FAILED else [trial.sample_seconds]
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(settings), distributions=self._distributions, values=values, state=_state(trial)
+            )
+        )
+        return trial
+
+    def _trial(self, settings: Settings) -> Trial:
+        """Start a training with these settings, and measure it."""
+        effort, now = self._effort, time.monotonic()
+        left = self._began + effort.budget_seconds - now
+        if left <= 0:
+            raise _BudgetUsed
+        deadline = now + (left if not self._trials else min(left, effort.share * effort.budget_seconds))
+        seconds: list[float] = []
+        losses: list[float] = []
+        state, why = DONE, ""
+        try:
+            with self._start(settings) as running:
+                until = deadline
+                for chunk in _regular(running.chunks(deadline), effort.warm_up):
+                    if chunk.trouble:
+                        raise Failed(chunk.trouble)
+                    until = until if seconds else min(deadline, time.monotonic() + effort.trial_seconds)
+                    seconds.append(chunk.seconds)
+                    losses += [] if chunk.loss is None else [chunk.loss]
+                    if self._is_enough(seconds) or (time.monotonic() > until and len(seconds) >= effort.fewest):
+                        break
+                    if self._is_hopeless(seconds):
+                        state = WORSE
+                        break
+            if not seconds:
+                raise Failed("it ended before it was regular")
+        except Failed as failure:
+            if time.monotonic() >= self._began + effort.budget_seconds:
+                raise _BudgetUsed from None
+            state, why = FAILED, str(failure)
+        loss = fmean(losses) if losses else None
+        if state == DONE and (drift := self._drift(loss)):
+            state, why = FAILED, drift
+        mean, error = _mean(seconds) if state != FAILED else (0.0, 0.0)
+        trial = Trial(dict(settings), state, mean, error, loss, time.monotonic() - now, why)
+        self._trials.append(trial)
+        self._told(trial)
+        return trial
+
+    def _drift(self, loss: float | None) -> str:
+        """Why a loss will not do; the first one's is what others are held against."""
+        if loss is None:
+            return ""
+        if self._loss is None:
+            self._loss = loss
+        if isnan(loss) or abs(loss - self._loss) > _DRIFT * abs(self._loss):
+            return f"its loss was {loss:.4g} where {self._loss:.4g} was expected"
+        return ""
+
+    def _is_enough(self, seconds: Sequence[float]) -> bool:
+        mean, error = _mean(seconds)
+        return len(seconds) >= self._effort.fewest and error < self._effort.error * mean
+
+    def _is_hopeless(self, seconds: Sequence[float]) -> bool:
+        if len(seconds) < self._effort.fewest or not self._ranked():
+            return False
+        mean, error = _mean(seconds)
+        return mean - _CERTAIN * error > _HOPELESS * self._mean(self._best())[0]
+
+    def _measured(self, settings: Settings) -> list[float]:
+        return [t.sample_seconds for t in self._trials if _key(t.settings) == _key(settings) and t.state != FAILED]
+
+    def _mean(self, settings: Settings) -> tuple[float, float]:
+        """Over the trials of these settings: one alone has the spread of its own chunks, and of starts in general."""
+        found = [trial for trial in self._trials if _key(trial.settings) == _key(settings) and trial.state != FAILED]
+        mean = fmean(trial.sample_seconds for trial in found)
+        between = stdev(t.sample_seconds for t in found) / sqrt(len(found)) if len(found) > 1 else _SAME * mean
+        return mean, max(between, max(trial.error for trial in found) / sqrt(len(found)))
+
+    def _ranked(self) -> list[Settings]:
+        """Settings that run, the fastest first."""
+        found = {_key(trial.settings): trial.settings for trial in self._trials if trial.state == DONE}
+        return sorted(found.values(), key=lambda settings: self._mean(settings)[0])
+
+    def _best(self) -> Settings:
+        """The fastest so far; what there was, until another one is certainly faster."""
+        start = start_of(self._space)
+        ranked = self._ranked()
+        if not ranked:
+            return start
+        return ranked[0] if self._mean(ranked[0])[0] < (1 - _SAME) * self._mean(start)[0] else start
+
+    def _concluded(self, target: tuple[str, ...], ended: str) -> Tuning:
+        start, best = start_of(self._space), self._best()
+        (before, its), (after, error) = self._mean(start), self._mean(best)
+        others = [settings for settings in self._ranked() if _key(settings) != _key(best)]
+        certain = True
+        if others:
+            second, spread = self._mean(others[0])
+            certain = second - after > _CERTAIN * hypot(error, spread) or second - after < _SAME * after
+        return Tuning(
+            target=target,
+            best=best,
+            before=before,
+            after=after,
+            error=before / after * hypot(its / before, error / after) if best != start else 0.0,
+            certain=certain,
+            trials=tuple(self._trials),
+            size=size_of(self._space),
+            took_seconds=time.monotonic() - self._began,
+            ended=ended,
+        )
+
+
+class _BudgetUsed(Exception):
+    """There is no time left for another trial."""
+
+
+def _regular(chunks: Iterator[Chunk], most: int) -> Iterator[Chunk]:
+    """Without those before two in a row are alike."""
+    before = None
+    for number, chunk in enumerate(chunks):
+        alike = before and max(before.seconds, chunk.seconds) <= _ALIKE * min(before.seconds, chunk.seconds)
+        if alike or number >= most:
+            yield chunk
+            break
+        before = chunk
+    yield from chunks
+
+
+def _mean(seconds: Sequence[float]) -> tuple[float, float]:
+    return fmean(seconds), stdev(seconds) / sqrt(len(seconds)) if len(seconds) > 1 else fmean(seconds)
+
+
+def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in settings.items()))
+
+
+def _state(trial: Trial) -> optuna.trial.TrialState:
+    return optuna.trial.TrialState.FAIL if trial.state == FAILED else optuna.trial.TrialState.COMPLETE

@@ -1,0 +1,92 @@
+"""Which settings there are to try, on a machine, for a job or a script."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotloop.accelerate.plan import EXACT, KINDS
+from hotloop.core.job import Job
+from hotloop.core.tuning import Settings, Value
+
+_ONE_BY_ONE = ("loader", "threads")
+"""Accelerations of `hotloop run` whose own settings are searched instead."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting.
+
+    Attributes:
+        name: a job's key, such as "speed.compile"; or of `hotloop run`.
+        values: that may be tried; the first is what stands there now.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+
+
+def start_of(space: Sequence[Knob]) -> Settings:
+    """The settings as they are now."""
+    return {knob.name: knob.values[0] for knob in space}
+
+
+def size_of(space: Sequence[Knob]) -> int:
+    """How many settings there are in all."""
+    return math.prod(len(knob.values) for knob in space)
+
+
+def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) -> tuple[Knob, ...]:
+    """What can be tried for a job as resolved. The learning rate and the samples a step stay as they are.
+
+    Args:
+        gpu: whether it trains on one.
+        read: whether its data is read from files while it trains.
+        images: whether those are images.
+    """
+    knobs = [
+        Knob("speed.compile", _first(job.speed.compile, (False, True, "blocks"))),
+        Knob("precision", _first(job.precision, ("fp32", "tf32", "bf16", "float8") if gpu else ("fp32", "bf16"))),
+        Knob("speed.channels_last", _first(job.speed.channels_last, (False, True))),
+        Knob("threads", _first(processors, (processors, max(1, processors // 2)))),
+    ]
+    if gpu:
+        knobs += [
+            Knob("speed.graph", _first(job.speed.graph, (True, False))),
+            Knob("speed.kernels", _first(job.speed.kernels, (True, False))),
+            Knob("speed.cudnn_benchmark", _first(job.speed.cudnn_benchmark, (True, False))),
+        ]
+    else:
+        knobs.append(Knob("speed.keep_memory", _first(job.speed.keep_memory, (True, False))))
+    if read:
+        counts = {0, 1, processors // 2, max(1, processors - 1), processors, 2 * processors}
+        knobs.append(Knob("data.workers", _first(job.data.workers, sorted(counts))))
+        if gpu and images:
+            knobs.append(Knob("data.decode", _first(job.data.decode, ("cpu", "hardware", "dali"))))
+    if portions := _portions(job):
+        knobs.append(Knob("train.accumulate", portions))
+    return tuple(knob for knob in knobs if len(knob.values) > 1)
+
+
+def _first(now: Value, values: Sequence[Value]) -> tuple[Value, ...]:
+    return (now, *(value for value in values if value != now))
+
+
+def _portions(job: Job) -> tuple[int, ...]:
+    """In how many batches the samples of a step may come: as now, halved or doubled, if they divide evenly."""
+    now, samples = job.train.accumulate, job.train.accumulate * job.data.batch_size
+    others = [each for each in (now // 2, now * 2) if each >= 1 and samples % each == 0]
+    return (now, *others)
+
+
+def script_space(processors: int, level: str) -> tuple[Knob, ...]:
+    """What can be tried for a script: the accelerations of `hotloop run`, on or off, and their numbers."""
+    counts = sorted({1, max(1, processors // 2), max(1, processors - 1), processors, 2 * processors})
+    knobs = [
+        Knob("workers", (0, *counts)),
+        Knob("prefetch_factor", (0, 4)),
+        Knob("threads", (0, *sorted({1, max(1, processors // 2), processors}))),
+    ]
+    for kind in KINDS:
+        if kind.name not in _ONE_BY_ONE and (kind.level == EXACT or level != EXACT):
+            knobs.append(Knob(kind.name, (False, True)))
+    return tuple(knobs)

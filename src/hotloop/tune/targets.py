@@ -1,0 +1,46 @@
+"""What is tuned: a job or a script, on this machine."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hotloop.attach.command import attached_environment
+from hotloop.attach.inside import Attachment
+from hotloop.core.job import Job, load_job
+from hotloop.tune.job_trials import JobTrials
+from hotloop.tune.script_trials import ScriptTrials
+from hotloop.tune.search import Start
+from hotloop.tune.space import Knob, job_space, script_space
+
+
+def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], Start, Job]:
+    """A job file.
+
+    Raises:
+        InputError: it, its data or its model cannot be used.
+    """
+    job = load_job(file, overrides)
+    sys.path.append(str(Path.cwd()))
+    from hotloop.core.machine import read_machine
+    from hotloop.data.arrays import ArrayDataset
+    from hotloop.train.prepare import prepare
+
+    ready = prepare(job, read_machine(), lambda text: None)
+    read = not isinstance(ready.datasets[0][0], ArrayDataset)
+    space = job_space(ready.job, _processors(), ready.job.device == "cuda", read, job.task.name == "images")
+    return space, JobTrials(ready.job, os.environ), ready.job
+
+
+def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...], Start, None]:
+    """A command.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    attached_environment(command, Attachment("", "", {}), os.environ)
+    return script_space(_processors(), level), ScriptTrials(command, os.environ), None
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
