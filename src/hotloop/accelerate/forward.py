@@ -87,7 +87,7 @@ class Forward:
         return original(model, *args, **kwargs)
 
     def _computed(self, original: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any) -> Any:
-        compute, cast = original, "bf16" in self.on and not torch.is_autocast_enabled(self._device.type)
+        compute, cast = original, "bf16" in self.on
         if "channels_last" in self.on:
             args, kwargs = tree_map_only(Tensor, _channels_last, (args, kwargs))
         if "compile" in self.on and model.training and torch.is_grad_enabled():
@@ -143,6 +143,8 @@ class Bf16(_ModelAcceleration):
             return "the GPU computes no faster in bfloat16"
         if training.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "the processor has no bfloat16"
+        if training.has_autocast:
+            return "the script has mixed precision of its own"
         if any(each.dtype != torch.float32 for model in training.models for each in model.parameters()):
             return "the script has other precisions of its own"
         return super().unfit(training)

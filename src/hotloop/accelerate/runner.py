@@ -38,9 +38,7 @@ _FEWEST, _MOST = 10, 200
 _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 """Ranks have to switch at the same step."""
 _SLOWER = 0.02
-"""Share of a step from which on an acceleration that costs time is taken back, if that is certain."""
-_CERTAIN = 2.0
-"""Standard errors."""
+"""Share of a step from which on an acceleration that costs time is taken back."""
 _TOLD_SECONDS = 0.25
 
 
@@ -109,7 +107,8 @@ class Runner:
             CudnnAutotune(), ZeroGrad(), Tf32(), ChannelsLast(self._forward), Bf16(self._forward),
             Compile(self._forward), FusedOptimizer(),
         ]  # fmt: skip
-        self._switches = {one.name: one for one in made if one.name in plan.names}
+        self._made = {one.name: one for one in made}
+        self._switches = {name: one for name, one in self._made.items() if name in plan.names}
 
     def start(self) -> None:
         self._loading.install()
@@ -183,7 +182,7 @@ class Runner:
             error = hypot(after.error / before.seconds, before.error / before.seconds)
             gain = 1 - after.seconds / before.seconds
             self._told[name] = replace(self._told[name], gain=gain, error=error)
-            if gain < -max(_SLOWER, _CERTAIN * error):
+            if gain < -_SLOWER:  # certain or not: in doubt the script is left as it is
                 self._take_back(name, UNDONE, "steps took longer with it")
                 yield from self._regular(training)
                 after = yield from self._timed(training)
@@ -191,20 +190,23 @@ class Runner:
             self._after = after.seconds
         if not self._plan.measure:
             yield from self._regular(training)
-            self._after = (yield from self._timed(training)).seconds
+            after = yield from self._timed(training)
+            self._after, training.waits = after.seconds, after.waits
         if self._plan.tell:
             yield from self._telling(training)
 
     def _telling(self, training: Training) -> Generator[int, Sequence[Step], None]:
         """Tell what some steps took, again and again, until asked to end. The script is not asked: it would save."""
         number = max(1, round(_TOLD_SECONDS / self._after))
+        useless = [name for name, one in self._made.items() if name not in self._told and one.unfit(training)]
+        useless += ["workers", "prefetch_factor"] if "loader" in useless else []
         broken = [f"{one.name}: {one.why}" for one in self._told.values() if one.state == FAILED]
         with (self._folder / f"told-{os.getpid()}.jsonl").open("a") as file:
             while not (self._folder / "stop").exists():
                 mean = (yield from self._mean_of(training, number)).seconds
                 trouble = broken[0] if broken else self._memory_trouble(training)
                 if not int(os.environ.get("RANK", "0")):
-                    file.write(json.dumps({"seconds": mean, "trouble": trouble}) + "\n")
+                    file.write(json.dumps({"seconds": mean, "useless": useless, "trouble": trouble}) + "\n")
                     file.flush()
         os._exit(0)
 

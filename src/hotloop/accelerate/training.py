@@ -22,6 +22,7 @@ class Training:
         device: of what is trained.
         optimizer: that steps; None where weights are updated by hand.
         models: modules with weights that the script itself calls, unwrapped from data parallelism over one device.
+        has_autocast: whether the script calls them under autocast of its own.
         waits: share of a step in which it waited for batches, as last measured.
     """
 
@@ -30,6 +31,7 @@ class Training:
     device: torch.device
     optimizer: torch.optim.Optimizer | None
     models: list[nn.Module] = field(default_factory=list)
+    has_autocast: bool = False
     waits: float = 0.0
 
     @property
@@ -70,6 +72,7 @@ def models_seen(training: Training) -> Iterator[None]:
         nonlocal depth
         depth += 1
         if depth == 1 and torch.is_grad_enabled() and module.training:
+            training.has_autocast |= torch.is_autocast_enabled(training.device.type)
             model = _unwrapped(module)
             if not any(model is known for known in found) and next(model.parameters(), None) is not None:
                 found.append(model)

@@ -19,7 +19,7 @@ class Trial:
         settings: those that differ from one trial to another.
         sample_seconds: seconds a sample, or a step where samples are not known; mean. 0 if it failed.
         error: standard error of that.
-        loss: mean while it was measured; None if it is not known.
+        loss: of its last steps; None if it is not known.
         took_seconds: the trial as a whole, its start included.
         why: it failed.
     """

@@ -3,8 +3,10 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -13,6 +15,7 @@ from hotloop.core.tuning import Settings, Value
 from hotloop.tune.running import Running
 
 _FOREVER = 1_000_000
+_TOLD_SECONDS = 0.25
 
 
 def job_with(job: Job, settings: Settings) -> Job:
@@ -52,7 +55,7 @@ class JobTrials:
         raw["run"] = {"root": folder.name}
         raw["train"]["epochs"] = _FOREVER
         raw["checkpoint"]["every"] = f"{_FOREVER} epochs"
-        raw["log"] = {"every": "auto", "tensorboard": False}
+        raw["log"] = {"every": 1, "tensorboard": False}
         raw["data"].pop("val", None)
         threads = {"OMP_NUM_THREADS": str(settings["threads"])} if "threads" in settings else {}
         inside = {**self._environment, "GOMP_SPINCOUNT": "10000", **threads}
@@ -67,13 +70,26 @@ def _train(folder: Path) -> None:
     from hotloop.train.training import train_job
 
     class Teller(Observer):
+        def __init__(self) -> None:
+            self._began = time.monotonic()
+            self._steps: list[Logged] = []
+
         def on(self, event: Event) -> None:
-            if isinstance(event, Logged):
-                told = {"seconds": 1 / event.samples_per_second, "loss": event.loss, "trouble": _memory_trouble()}
+            if not isinstance(event, Logged):
+                return
+            self._steps.append(event)
+            if time.monotonic() - self._began >= _TOLD_SECONDS:
+                told = {
+                    "seconds": fmean(1 / step.samples_per_second for step in self._steps),
+                    "steps": len(self._steps),
+                    "loss": fmean(step.loss for step in self._steps),
+                    "trouble": _memory_trouble(),
+                }
                 file.write(json.dumps(told) + "\n")
                 file.flush()
-            if (folder / "stop").exists():
-                os._exit(0)
+                self._began, self._steps = time.monotonic(), []
+                if (folder / "stop").exists():
+                    os._exit(0)
 
     job = parse_job(json.load(sys.stdin), "the trial's job")
     sys.path.append(str(Path.cwd()))

@@ -23,12 +23,16 @@ class Chunk:
 
     Attributes:
         seconds: a sample, or a step where samples are not known.
+        steps: that they are, where losses are known.
         loss: mean; None if it is not known.
+        useless: settings that change nothing here.
         trouble: why these settings will not do, although they run; empty if they do.
     """
 
     seconds: float
+    steps: int = 0
     loss: float | None = None
+    useless: tuple[str, ...] = ()
     trouble: str = ""
 
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from math import hypot, isnan, sqrt
-from statistics import fmean, stdev
+from math import hypot, sqrt
+from statistics import fmean, median, stdev
 
 import optuna
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.tuning import DONE, FAILED, WORSE, Settings, Trial, Tuning, Value
+from hotloop.core.tuning import DONE, FAILED, WORSE, Settings, Trial, Tuning
 from hotloop.tune.running import Chunk, Failed, Running
 from hotloop.tune.space import Knob, size_of, start_of
 
@@ -51,6 +51,7 @@ _CERTAIN = 2.0
 """Standard errors between two means that are told apart."""
 _SAME = 0.01
 """Means that differ by less are as good as each other."""
+_FAR, _FEW = 2.0, 0.2
 _IN_VAIN = 3
 """Proposals in a row that are no better, after which there are no more."""
 _DRIFT = 0.1
@@ -72,11 +73,11 @@ class Search:
         self._told = told
         self._began = time.monotonic()
         self._trials: list[Trial] = []
-        self._loss: float | None = None
+        self._first: list[Chunk] = []
+        self._best = start_of(space)
+        self._useless: set[str] = set()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(
-            seed=0, multivariate=True, n_startup_trials=0, warn_independent_sampling=False
-        )
+        sampler = optuna.samplers.TPESampler(seed=0, multivariate=True, n_startup_trials=0)
         self._study = optuna.create_study(sampler=sampler)
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
             knob.name: optuna.distributions.CategoricalDistribution(knob.values) for knob in space
@@ -108,52 +109,57 @@ class Search:
     def _one_by_one(self) -> None:
         for knob in self._space:
             for value in knob.values:
-                self._tried({**self._best(), knob.name: value})
+                if knob.name in self._useless:
+                    break
+                trial = self._tried({**self._best, knob.name: value})
+                ahead = knob.rises and value > self._best[knob.name]  # type: ignore[operator]
+                if ahead and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
+                    break  # more will be slower yet
 
     def _proposals(self) -> None:
         in_vain = 0
         while in_vain < _IN_VAIN and len({_key(trial.settings) for trial in self._trials}) < size_of(self._space):
             proposed = self._study.ask(self._distributions)
-            settings: dict[str, Value] = dict(proposed.params)
+            now = start_of(self._space)
+            settings = {name: now[name] if name in self._useless else proposed.params[name] for name in now}
             known = self._measured(settings)
             if known:
                 self._study.tell(proposed, known[0])
                 in_vain += 1
                 continue
-            before = self._best()
-            trial = self._trial(settings)
+            before = self._best
+            trial = self.trial(settings)
             self._study.tell(proposed, trial.sample_seconds or None, state=_state(trial))
-            in_vain = 0 if self._best() != before else in_vain + 1
+            in_vain = 0 if self._best is not before else in_vain + 1
 
     def _confirm(self) -> None:
-        """Repeat the best, the second best and what there was, by turns, until they are told apart."""
-        for _ in range(self._effort.most_repeats):
-            contenders = self._contenders()
-            if len(contenders) < 2:
-                return
+        """Repeat the best, and those that may be better, by turns, until they are told apart."""
+        while contenders := self._contenders():
             for settings in contenders:
-                self._trial(settings)
+                self.trial(settings)
 
     def _contenders(self) -> list[Settings]:
-        """The best, and those that may be better."""
-        ranked = self._ranked()
-        mean, error = self._mean(ranked[0])
-        open_to_doubt = []
-        for settings in ranked[1:3]:
+        """What has to be repeated; nothing, once the best is known to be so."""
+        mean, error = self._mean(self._best)
+        doubtful = []
+        for settings in self._ranked()[:3]:
             other, its = self._mean(settings)
-            differ = other - mean
             repeats = len(self._measured(settings))
-            if differ < _CERTAIN * hypot(error, its) and differ > _SAME * mean and repeats < self._effort.most_repeats:
-                open_to_doubt.append(settings)
-        once = len(self._measured(ranked[0])) < 2
-        return [ranked[0], *open_to_doubt] if open_to_doubt or once else []
+            close = _SAME * mean < abs(other - mean) < _CERTAIN * hypot(error, its)
+            if _key(settings) != _key(self._best) and close and repeats < self._effort.most_repeats:
+                doubtful.append(settings)
+        if len(self._measured(self._best)) < 2 or (
+            doubtful and len(self._measured(self._best)) < self._effort.most_repeats
+        ):
+            return [self._best, *doubtful]
+        return doubtful
 
     def _tried(self, settings: Settings) -> Trial:
         """The trial of these settings; the one that there was, if there was one."""
         known = [trial for trial in self._trials if _key(trial.settings) == _key(settings)]
         if known:
             return known[-1]
-        trial = self._trial(settings)
+        trial = self.trial(settings)
         values = None if trial.state == FAILED else [trial.sample_seconds]
         self._study.add_trial(
             optuna.trial.create_trial(
@@ -162,7 +168,7 @@ class Search:
         )
         return trial
 
-    def _trial(self, settings: Settings) -> Trial:
+    def trial(self, settings: Settings) -> Trial:
         """Start a training with these settings, and measure it."""
         effort, now = self._effort, time.monotonic()
         left = self._began + effort.budget_seconds - now
@@ -170,17 +176,17 @@ class Search:
             raise _BudgetUsed
         deadline = now + (left if not self._trials else min(left, effort.share * effort.budget_seconds))
         seconds: list[float] = []
-        losses: list[float] = []
+        chunks: list[Chunk] = []
         state, why = DONE, ""
         try:
             with self._start(settings) as running:
                 until = deadline
-                for chunk in _regular(running.chunks(deadline), effort.warm_up):
+                for chunk in _regular(_noted(running.chunks(deadline), chunks), effort.warm_up):
                     if chunk.trouble:
                         raise Failed(chunk.trouble)
+                    self._useless.update(chunk.useless)
                     until = until if seconds else min(deadline, time.monotonic() + effort.trial_seconds)
                     seconds.append(chunk.seconds)
-                    losses += [] if chunk.loss is None else [chunk.loss]
                     if self._is_enough(seconds) or (time.monotonic() > until and len(seconds) >= effort.fewest):
                         break
                     if self._is_hopeless(seconds):
@@ -192,23 +198,28 @@ class Search:
             if time.monotonic() >= self._began + effort.budget_seconds:
                 raise _BudgetUsed from None
             state, why = FAILED, str(failure)
-        loss = fmean(losses) if losses else None
-        if state == DONE and (drift := self._drift(loss)):
+        if state == DONE and (drift := self._drift(chunks)):
             state, why = FAILED, drift
+        known = [chunk.loss for chunk in chunks if chunk.loss is not None]
+        loss = known[-1] if known else None
         mean, error = _mean(seconds) if state != FAILED else (0.0, 0.0)
         trial = Trial(dict(settings), state, mean, error, loss, time.monotonic() - now, why)
         self._trials.append(trial)
         self._told(trial)
+        if state == DONE and self._mean(settings)[0] < (1 - _SAME) * self._mean(self._best)[0]:
+            self._best = settings
         return trial
 
-    def _drift(self, loss: float | None) -> str:
-        """Why a loss will not do; the first one's is what others are held against."""
-        if loss is None:
+    def _drift(self, chunks: list[Chunk]) -> str:
+        """Why these losses will not do: they are held against those of the first trial, over the same steps."""
+        if not self._first:
+            self._first = chunks
+        steps = min(sum(chunk.steps for chunk in trial) for trial in (chunks, self._first))
+        if not steps:
             return ""
-        if self._loss is None:
-            self._loss = loss
-        if isnan(loss) or abs(loss - self._loss) > _DRIFT * abs(self._loss):
-            return f"its loss was {loss:.4g} where {self._loss:.4g} was expected"
+        expected, found = (_mean_loss(trial, steps) for trial in (self._first, chunks))
+        if not abs(found - expected) <= _DRIFT * abs(expected):  # NaN, too
+            return f"its loss over {steps} steps was {found:.4g} where {expected:.4g} was expected"
         return ""
 
     def _is_enough(self, seconds: Sequence[float]) -> bool:
@@ -219,7 +230,7 @@ class Search:
         if len(seconds) < self._effort.fewest or not self._ranked():
             return False
         mean, error = _mean(seconds)
-        return mean - _CERTAIN * error > _HOPELESS * self._mean(self._best())[0]
+        return mean - _CERTAIN * error > _HOPELESS * self._mean(self._best)[0]
 
     def _measured(self, settings: Settings) -> list[float]:
         return [t.sample_seconds for t in self._trials if _key(t.settings) == _key(settings) and t.state != FAILED]
@@ -236,16 +247,8 @@ class Search:
         found = {_key(trial.settings): trial.settings for trial in self._trials if trial.state == DONE}
         return sorted(found.values(), key=lambda settings: self._mean(settings)[0])
 
-    def _best(self) -> Settings:
-        """The fastest so far; what there was, until another one is certainly faster."""
-        start = start_of(self._space)
-        ranked = self._ranked()
-        if not ranked:
-            return start
-        return ranked[0] if self._mean(ranked[0])[0] < (1 - _SAME) * self._mean(start)[0] else start
-
     def _concluded(self, target: tuple[str, ...], ended: str) -> Tuning:
-        start, best = start_of(self._space), self._best()
+        start, best = start_of(self._space), self._best
         (before, its), (after, error) = self._mean(start), self._mean(best)
         others = [settings for settings in self._ranked() if _key(settings) != _key(best)]
         certain = True
@@ -282,8 +285,28 @@ def _regular(chunks: Iterator[Chunk], most: int) -> Iterator[Chunk]:
     yield from chunks
 
 
+def _noted(chunks: Iterator[Chunk], to: list[Chunk]) -> Iterator[Chunk]:
+    for chunk in chunks:
+        to.append(chunk)
+        yield chunk
+
+
+def _mean_loss(chunks: Sequence[Chunk], steps: int) -> float:
+    """Over the first steps."""
+    total, left = 0.0, steps
+    for chunk in chunks:
+        taken = min(left, chunk.steps)
+        total, left = total + taken * (chunk.loss or 0.0), left - taken
+    return total / steps
+
+
 def _mean(seconds: Sequence[float]) -> tuple[float, float]:
-    return fmean(seconds), stdev(seconds) / sqrt(len(seconds)) if len(seconds) > 1 else fmean(seconds)
+    """With its standard error. Chunks that are far longer than most are left out, if there are few: a shape that was
+    compiled, for example, which a whole training does once.
+    """
+    usual = [each for each in seconds if each <= _FAR * median(seconds)]
+    kept = usual if len(usual) >= (1 - _FEW) * len(seconds) else seconds
+    return fmean(kept), stdev(kept) / sqrt(len(kept)) if len(kept) > 1 else fmean(kept)
 
 
 def _key(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -19,10 +19,12 @@ class Knob:
     Attributes:
         name: a job's key, such as "speed.compile"; or of `hotloop run`.
         values: that may be tried; the first is what stands there now.
+        rises: whether they are numbers that rise from the second on, and speed rises with them to some point.
     """
 
     name: str
     values: tuple[Value, ...]
+    rises: bool = False
 
 
 def start_of(space: Sequence[Knob]) -> Settings:
@@ -58,8 +60,7 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
     else:
         knobs.append(Knob("speed.keep_memory", _first(job.speed.keep_memory, (True, False))))
     if read:
-        counts = {0, 1, processors // 2, max(1, processors - 1), processors, 2 * processors}
-        knobs.append(Knob("data.workers", _first(job.data.workers, sorted(counts))))
+        knobs.append(Knob("data.workers", _first(job.data.workers, (0, *_workers(processors))), rises=True))
         if gpu and images:
             knobs.append(Knob("data.decode", _first(job.data.decode, ("cpu", "hardware", "dali"))))
     if portions := _portions(job):
@@ -71,6 +72,11 @@ def _first(now: Value, values: Sequence[Value]) -> tuple[Value, ...]:
     return (now, *(value for value in values if value != now))
 
 
+def _workers(processors: int) -> list[int]:
+    """Few, as many as there are processors, and more, for those that wait for a disk."""
+    return sorted({1, max(1, processors // 2), max(1, processors - 1), *(processors * 2**power for power in range(4))})
+
+
 def _portions(job: Job) -> tuple[int, ...]:
     """In how many batches the samples of a step may come: as now, halved or doubled, if they divide evenly."""
     now, samples = job.train.accumulate, job.train.accumulate * job.data.batch_size
@@ -80,9 +86,8 @@ def _portions(job: Job) -> tuple[int, ...]:
 
 def script_space(processors: int, level: str) -> tuple[Knob, ...]:
     """What can be tried for a script: the accelerations of `hotloop run`, on or off, and their numbers."""
-    counts = sorted({1, max(1, processors // 2), max(1, processors - 1), processors, 2 * processors})
     knobs = [
-        Knob("workers", (0, *counts)),
+        Knob("workers", (0, *_workers(processors)), rises=True),
         Knob("prefetch_factor", (0, 4)),
         Knob("threads", (0, *sorted({1, max(1, processors // 2), processors}))),
     ]
