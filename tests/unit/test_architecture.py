@@ -12,7 +12,7 @@ import hotloop
 SOURCE = Path(hotloop.__file__).parent
 LAYERS = ["core", "attach", "data", "pages", "kernels", "tasks", "train", "profile", "accelerate", "tune", "cli"]
 """From the ground up: a package imports those before it, and itself."""
-WITH_TORCH = {"kernels", "tasks", "train"}
+WITH_TORCH = {"kernels", "tasks", "train", "accelerate"}
 
 
 def imports(tree: ast.Module) -> set[str]:
@@ -87,6 +87,7 @@ def modules_after(code: str) -> set[str]:
         "import hotloop",
         "import hotloop; hotloop.Job; hotloop.Dataset; hotloop.Loaders",
         "import hotloop.cli.main, hotloop.cli.job, hotloop.cli.train, hotloop.cli.runs",
+        "import hotloop.cli.run, hotloop.accelerate.script, hotloop.accelerate.settings, hotloop.tune.search",
         "import hotloop.data.worker, hotloop.data.images, hotloop.pages.run",
     ],
 )

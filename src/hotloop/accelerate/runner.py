@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import hypot, sqrt
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from statistics import fmean, stdev
 from typing import Any
 
@@ -29,6 +28,7 @@ from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.core.speedup import FAILED, ON, UNDONE, UNFIT, Acceleration
+from hotloop.train.memory import memory_report, memory_trouble, most_resident_bytes
 
 _LOOK = 3
 """Steps in which models are noted."""
@@ -204,16 +204,11 @@ class Runner:
         with (self._folder / f"told-{os.getpid()}.jsonl").open("a") as file:
             while not (self._folder / "stop").exists():
                 mean = (yield from self._mean_of(training, number)).seconds
-                trouble = broken[0] if broken else self._memory_trouble(training)
+                trouble = broken[0] if broken else memory_trouble(memory_report(training.device))
                 if not int(os.environ.get("RANK", "0")):
                     file.write(json.dumps({"seconds": mean, "useless": useless, "trouble": trouble}) + "\n")
                     file.flush()
         os._exit(0)
-
-    def _memory_trouble(self, training: Training) -> str:
-        if training.device.type == "cuda" and torch.cuda.memory_stats(training.device).get("num_alloc_retries", 0):
-            return "the GPU's memory ran out, and was freed again and again"
-        return ""
 
     def _regular(self, training: Training) -> Generator[int, Sequence[Step], None]:
         if training.ranks.number > 1:
@@ -292,10 +287,10 @@ class Runner:
             self._write(self._training)
 
     def _write(self, training: Training) -> None:
-        memory = {"host_peak": getrusage(RUSAGE_SELF).ru_maxrss * 1024}
+        memory = {"host_peak": most_resident_bytes()}
         if training.device.type == "cuda":
-            memory["device_peak"] = torch.cuda.max_memory_allocated(training.device)
-            memory["device_total"] = torch.cuda.get_device_properties(training.device).total_memory
+            report = memory_report(training.device)
+            memory |= {"device_peak": report.peak_bytes, "device_total": report.total_bytes}
         guard = self._forward.guard
         if guard.checked:
             self._notes.append(

@@ -89,6 +89,11 @@ def memory_report(device: torch.device | str | None = None) -> MemoryReport:
     )
 
 
+def memory_trouble(report: MemoryReport) -> str:
+    """Why a training that runs will not do; empty if its memory suffices."""
+    return f"memory ran out and was freed {report.retries} times" if report.retries else ""
+
+
 class MemoryMarks:
     """Reports at named points of a program, in order.
 

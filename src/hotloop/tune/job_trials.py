@@ -66,6 +66,7 @@ class JobTrials:
 def _train(folder: Path) -> None:
     """What a trial's process does: train the job that comes in, and tell how fast it is until asked to end."""
     from hotloop.core.machine import read_machine
+    from hotloop.train.memory import memory_report, memory_trouble
     from hotloop.train.observer import Event, Logged, Observer
     from hotloop.train.training import train_job
 
@@ -83,7 +84,7 @@ def _train(folder: Path) -> None:
                     "seconds": fmean(1 / step.samples_per_second for step in self._steps),
                     "steps": len(self._steps),
                     "loss": fmean(step.loss for step in self._steps),
-                    "trouble": _memory_trouble(),
+                    "trouble": memory_trouble(memory_report()),
                 }
                 file.write(json.dumps(told) + "\n")
                 file.flush()
@@ -95,14 +96,6 @@ def _train(folder: Path) -> None:
     sys.path.append(str(Path.cwd()))
     with (folder / f"told-{os.getpid()}.jsonl").open("a") as file:
         train_job(job, read_machine(), Teller())
-
-
-def _memory_trouble() -> str:
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.memory_stats().get("num_alloc_retries", 0):
-        return "the GPU's memory ran out, and was freed again and again"
-    return ""
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ _CERTAIN = 2.0
 _SAME = 0.01
 """Means that differ by less are as good as each other."""
 _FAR, _FEW = 2.0, 0.2
-_IN_VAIN = 3
+_IN_VAIN = 2
 """Proposals in a row that are no better, after which there are no more."""
 _DRIFT = 0.1
 """Share of the loss by which another setting's may differ over the same steps."""
@@ -187,10 +187,10 @@ class Search:
                     self._useless.update(chunk.useless)
                     until = until if seconds else min(deadline, time.monotonic() + effort.trial_seconds)
                     seconds.append(chunk.seconds)
-                    if self._is_enough(seconds) or (time.monotonic() > until and len(seconds) >= effort.fewest):
-                        break
                     if self._is_hopeless(seconds):
                         state = WORSE
+                        break
+                    if self._is_enough(seconds) or (time.monotonic() > until and len(seconds) >= effort.fewest):
                         break
             if not seconds:
                 raise Failed("it ended before it was regular")
@@ -206,9 +206,14 @@ class Search:
         trial = Trial(dict(settings), state, mean, error, loss, time.monotonic() - now, why)
         self._trials.append(trial)
         self._told(trial)
-        if state == DONE and self._mean(settings)[0] < (1 - _SAME) * self._mean(self._best)[0]:
+        if state == DONE and self._is_better(settings):
             self._best = settings
         return trial
+
+    def _is_better(self, settings: Settings) -> bool:
+        """By enough to be worth a change."""
+        known = bool(self._measured(self._best))
+        return known and self._mean(settings)[0] < (1 - _SAME) * self._mean(self._best)[0]
 
     def _drift(self, chunks: list[Chunk]) -> str:
         """Why these losses will not do: they are held against those of the first trial, over the same steps."""

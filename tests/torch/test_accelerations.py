@@ -1,0 +1,330 @@
+"""What `hotloop run` puts between a script and torch: the same batches and gradients, and all of it taken back."""
+
+import gc
+import pickle
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from hotloop.accelerate.forward import Bf16, ChannelsLast, Forward
+from hotloop.accelerate.guard import Guard
+from hotloop.accelerate.lanes import How
+from hotloop.accelerate.loading import Loading
+from hotloop.accelerate.plan import Plan
+from hotloop.accelerate.ranks import Ranks
+from hotloop.accelerate.switches import FusedOptimizer, ZeroGrad
+from hotloop.accelerate.training import Training, models_seen
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, count: int, bad: int = -1) -> None:
+        self.count = count
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.bad and torch.utils.data.get_worker_info():
+            raise ValueError("not in a worker")
+        return index
+
+
+@pytest.fixture
+def failures() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def loading(failures: list[str]) -> Iterator[Loading]:
+    made = Loading(failures.append)
+    made.install()
+    yield made
+    made.remove()
+
+
+def a_loader(count: int = 40, workers: int = 0, bad: int = -1, seed: int = 0, **options: Any) -> DataLoader[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(Numbers(count, bad), 3, shuffle=True, num_workers=workers, generator=generator, **options)
+
+
+def expected(passes: int, **options: Any) -> list[list[int]]:
+    loader = a_loader(**options)
+    return [[number for batch in loader for number in batch.tolist()] for _ in range(passes)]
+
+
+def settings_of(how: How, loader: Any) -> How:
+    return how
+
+
+HOWS = [None, How(0, 2, False), How(1, 2, False), How(2, 3, False)]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(0, 13), st.sampled_from(HOWS)), max_size=3),
+    st.sampled_from([0, 1]), st.booleans(),
+)  # fmt: skip
+def test_batches_keep_their_order_whenever_they_are_made_otherwise(
+    switches: list[tuple[int, How | None]], workers: int, persistent: bool
+) -> None:
+    """Every sample once, in each of three passes, and the script's generator as without us."""
+    options: dict[str, Any] = {"workers": workers, "persistent_workers": persistent and workers > 0}
+    plain = expected(3, **options)
+    failed: list[str] = []
+    loading = Loading(failed.append)
+    loading.install()
+    try:
+        loader, found, at = a_loader(**options), [], 0
+        for _ in range(3):
+            found.append([])
+            for batch in loader:
+                found[-1] += batch.tolist()
+                for when, how in switches:
+                    if when == at:
+                        loading.set_how(partial(settings_of, how) if how else None)
+                at += 1
+        assert found == plain
+        assert failed == []
+    finally:
+        loading.remove()
+
+
+def test_what_a_lane_cannot_make_comes_from_the_script_in_its_place(loading: Loading, failures: list[str]) -> None:
+    plain = expected(1, bad=17)
+    loading.set_how(lambda loader: How(2, 2, False))
+    loader = a_loader(bad=17)
+    assert [[number for batch in loader for number in batch.tolist()]] == plain
+    assert len(failures) == 1
+    assert "not in a worker" in failures[0]
+
+
+def test_workers_stay_for_the_next_pass_unless_the_data_set_has_changed(loading: Loading) -> None:
+    loading.set_how(lambda loader: How(1, 2, False))
+    loader = a_loader()
+
+    def worker() -> int:
+        seen = iter(loader)
+        found = seen._workers[0].pid
+        for _ in seen:
+            pass
+        return int(found)
+
+    first = worker()
+    assert worker() == first
+    loader.dataset.count = 30  # type: ignore[attr-defined]
+    assert worker() != first
+
+
+def test_two_passes_at_once_have_lanes_of_their_own(loading: Loading) -> None:
+    loading.set_how(lambda loader: How(1, 2, False))
+    loader = DataLoader(Numbers(6), 3)
+    found = [(first.tolist(), second.tolist()) for first in loader for second in loader]
+    assert found == [([0, 1, 2], [0, 1, 2]), ([0, 1, 2], [3, 4, 5]), ([3, 4, 5], [0, 1, 2]), ([3, 4, 5], [3, 4, 5])]
+
+
+def test_nothing_is_left_of_it(failures: list[str]) -> None:
+    before = DataLoader.__iter__
+    loading = Loading(failures.append)
+    loading.install()
+    assert DataLoader.__iter__ is not before
+    loading.remove()
+    assert DataLoader.__iter__ is before
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 4)
+        self.error = 0.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images).mean((2, 3))) + self.error
+
+
+def a_training(model: nn.Module) -> Training:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Training(Plan(()), Ranks(), torch.device("cpu"), optimizer, models=[model])
+
+
+def a_step(model: nn.Module, images: torch.Tensor) -> float:
+    loss = nn.functional.cross_entropy(model(images), torch.arange(len(images)) % 4)
+    loss.backward()
+    return float(loss.detach())
+
+
+def test_outputs_are_float32_and_models_can_be_saved_whole() -> None:
+    torch.manual_seed(0)
+    model, failed = Net(), []
+    forward = Forward(lambda name, why: failed.append((name, why)))
+    plain = Net.forward
+    Bf16(forward).switch_on(a_training(model))
+    outputs = model(torch.randn(2, 3, 8, 8))
+    assert outputs.dtype == torch.float32
+    assert torch.equal(outputs, outputs.bfloat16().float()), "it was computed in bfloat16"
+    copy = pickle.loads(pickle.dumps(model))
+    assert copy.head.weight.equal(model.head.weight)
+    forward.remove()
+    assert Net.forward is plain
+    assert failed == []
+
+
+def test_a_loss_that_drifts_takes_them_back() -> None:
+    torch.manual_seed(0)
+    model, failed = Net().train(), []
+    forward = Forward(lambda name, why: failed.append((name, why)))
+    Bf16(forward).switch_on(a_training(model))
+    images = torch.randn(8, 3, 8, 8)
+    a_step(model, images)
+    assert (forward.guard.checked, failed) == (1, [])
+    original = forward._computed
+    forward._computed = lambda *given: original(*given) * 3  # type: ignore[method-assign]
+    a_step(model, images)
+    assert [name for name, _ in failed] == ["bf16"]
+    assert "the loss was" in failed[0][1]
+    assert forward.on == []
+    forward.remove()
+
+
+def test_checking_changes_neither_random_numbers_nor_running_means() -> None:
+    losses, states = [], []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        model = Net().train()
+        forward = Forward(lambda name, why: None)
+        if guarded:
+            forward.switch("none of them", a_training(model))
+        losses.append([a_step(model, torch.randn(4, 3, 8, 8)) for _ in range(4)])
+        states.append(model.state_dict())
+        assert forward.guard.checked == 4 * guarded
+        forward.remove()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], msg=name)
+
+
+def test_a_model_that_raises_goes_on_without() -> None:
+    model, failed = Net().train(), []
+    forward = Forward(lambda name, why: failed.append((name, why)))
+    training = a_training(model)
+    ChannelsLast(forward).switch_on(training)
+    Bf16(forward).switch_on(training)
+
+    def broken(*given: Any) -> Any:
+        if "bf16" in forward.on:
+            raise RuntimeError("no kernel for bfloat16")
+        return given[0](given[1], *given[2], **given[3])
+
+    forward._computed = broken  # type: ignore[method-assign]
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 4)
+    assert failed == [("bf16", "RuntimeError: no kernel for bfloat16")]
+    assert forward.on == ["channels_last"]
+    forward.remove()
+
+
+def test_a_script_that_goes_backward_through_autograd_is_not_compared() -> None:
+    forward, model = Forward(lambda name, why: None), Net().train()
+    Bf16(forward).switch_on(a_training(model))
+    torch.autograd.backward(model(torch.randn(2, 3, 8, 8)).sum())
+    forward.guard.end_step()
+    assert forward.guard.checked == 0
+    assert forward.guard.is_due()
+    forward.remove()
+
+
+def test_a_guard_looks_at_the_first_passes_and_then_ever_more_rarely() -> None:
+    guard = Guard(lambda why: None)
+    assert [number for number in range(1, 70) if guard.is_due()] == [1, 2, 3, 4, 5, 8, 16, 32, 64]
+
+
+def test_models_are_what_the_script_calls_with_gradients() -> None:
+    training = a_training(Net())
+    training.models.clear()
+    model, critic = Net().train(), nn.DataParallel(nn.Linear(4, 1)).train()
+    with models_seen(training):
+        critic(model(torch.randn(2, 3, 8, 8)))
+        with torch.no_grad():
+            Net()(torch.randn(2, 3, 8, 8))
+    assert [type(one) for one in training.models] == [Net, nn.Linear]
+    model(torch.randn(2, 3, 8, 8))
+    assert len(training.models) == 2
+
+
+def parameters_after(steps: int, drop: bool) -> tuple[list[torch.Tensor], int]:
+    """Of a model of which a part gets gradients in every other step only."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9, weight_decay=0.1)
+    switch = ZeroGrad()
+    try:
+        for step in range(steps):
+            if drop and step == 1:
+                assert switch.unfit(a_training(first)) == ""
+                switch.switch_on(a_training(first))
+            optimizer.zero_grad(set_to_none=False)
+            value = first(torch.ones(2, 4))
+            (second(value) if step % 2 else value).square().sum().backward()
+            optimizer.step()
+    finally:
+        switch.remove()
+    return [*first.parameters(), *second.parameters()], switch.count
+
+
+def test_dropped_gradients_are_zeros_at_the_step() -> None:
+    plain, none = parameters_after(6, drop=False)
+    dropped, count = parameters_after(6, drop=True)
+    assert (none, count) == (0, 5)
+    for one, other in zip(plain, dropped, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_optimizer_steps_alike_and_saves_what_the_script_asked_for(kind: Any) -> None:
+    results, saved = [], []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        training = Training(Plan(()), Ranks(), torch.device("cpu"), kind(model.parameters(), lr=0.1))
+        optimizer, switch = training.optimizer, FusedOptimizer()
+        assert optimizer
+        for step in range(6):
+            if fused and step in (2, 4):
+                (switch.switch_on(training)) if step == 2 else switch.switch_off()
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+            if step == 3:
+                saved.append(optimizer.state_dict()["param_groups"])
+        results.append(model.weight.detach())
+    torch.testing.assert_close(results[0], results[1])
+    assert saved[0] == saved[1]
+
+
+def test_an_optimizer_whose_step_was_asked_for_otherwise_is_left(request: pytest.FixtureRequest) -> None:
+    model = nn.Linear(2, 2)
+    for options in ({"foreach": False}, {"fused": True}, {"differentiable": True}):
+        training = Training(
+            Plan(()), Ranks(), torch.device("cpu"), torch.optim.Adam(model.parameters(), lr=0.1, **options)
+        )
+        assert FusedOptimizer().unfit(training)
+    lbfgs = Training(Plan(()), Ranks(), torch.device("cpu"), torch.optim.LBFGS(model.parameters()))
+    assert FusedOptimizer().unfit(lbfgs) == "LBFGS has no fused step"
+
+
+@pytest.fixture(autouse=True)
+def no_workers_are_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # it ends once it has seen that its queue was closed
+            thread.join(10)
+    assert [child for child in torch.multiprocessing.active_children() if child.is_alive()] == []

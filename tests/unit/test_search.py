@@ -1,0 +1,106 @@
+"""The search for settings, over trainings of which it is known how long they take."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("optuna", reason="pip install 'hotloop[tune]'")
+
+from hotloop.core.errors import HotloopError
+from hotloop.core.tuning import Settings, Tuning
+from hotloop.tune.running import Chunk, Failed
+from hotloop.tune.search import Effort, Search
+from hotloop.tune.space import Knob
+
+EFFORT = Effort(budget_seconds=1e6)
+
+
+class Pretended:
+    """A training whose chunks take what a function of the settings says, and some chance."""
+
+    def __init__(self, chunks: Callable[[], Iterator[Chunk]]) -> None:
+        self._chunks = chunks
+
+    def chunks(self, deadline: float) -> Iterator[Chunk]:
+        return self._chunks()
+
+
+def search(
+    space: tuple[Knob, ...], seconds: Callable[[Settings], float], noise: float = 0.0, effort: Effort = EFFORT,
+    loss: Callable[[Settings, int], float] = lambda settings, step: 1.0, told: Any = lambda trial: None,
+) -> Tuning:  # fmt: skip
+    chance = random.Random(0)
+
+    @contextmanager
+    def start(settings: Settings) -> Iterator[Any]:
+        def chunks() -> Iterator[Chunk]:
+            yield Chunk(9.0, 1, loss(settings, 0))  # the first ones compile
+            for step in range(1, 30):
+                yield Chunk(seconds(settings) * chance.gauss(1, noise), 1, loss(settings, step))
+
+        yield Pretended(chunks)
+
+    return Search(space, start, effort, told).run(("job.toml",))
+
+
+FACTORS = st.lists(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4), min_size=1, max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(FACTORS)
+def test_what_settings_bring_each_by_itself_is_found_at_a_part_of_the_grids_cost(factors: list[list[float]]) -> None:
+    space = tuple(Knob(f"k{n}", tuple(range(len(values)))) for n, values in enumerate(factors))
+
+    def seconds(chosen: Settings) -> float:
+        product = 1.0
+        for knob, values in zip(space, factors, strict=True):
+            product *= values[int(chosen[knob.name])]
+        return product
+
+    found = search(space, seconds)
+    best = 1.0
+    for values in factors:
+        best *= min(values)
+    assert seconds(found.best) <= best * 1.01 ** len(space) * 1.001
+    tried = {tuple(sorted(trial.settings.items())) for trial in found.trials}
+    assert len(tried) <= sum(map(len, factors)) + 4
+    assert dict(found.best) == {"broken": False, "wrong": False}
+    why = {trial.why for trial in trials if trial.state == "failed"}
+    assert any("CUDA out of memory" in one for one in why)
+    assert any(one.startswith("its loss over") for one in why)
+
+
+def test_a_training_that_does_not_run_is_said_to_be_so() -> None:
+    def seconds(one: Settings) -> float:
+        raise Failed("no such file")
+
+    with pytest.raises(HotloopError, match="does not run with its present settings"):
+        search((Knob("a", (0, 1)),), seconds)
+
+
+def test_ctrl_c_keeps_the_best_so_far() -> None:
+    def seconds(one: Settings) -> float:
+        if one["b"]:
+            raise KeyboardInterrupt
+        return 0.5 if one["a"] else 1.0
+
+    found = search((Knob("a", (0, 1)), Knob("b", (0, 1))), seconds)
+    assert (dict(found.best), found.ended) == ({"a": 1, "b": 0}, "interrupted")
+
+
+def test_the_budget_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("hotloop.tune.search.time.monotonic", lambda: now[0])
+
+    def seconds(one: Mapping[str, Any]) -> float:
+        now[0] += 1.0
+        return 1.0
+
+    found = search((Knob("a", tuple(range(50))),), seconds, effort=Effort(budget_seconds=60))
+    assert found.ended == "budget"
+    assert 1 < len(found.trials) < 50
