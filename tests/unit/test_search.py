@@ -69,6 +69,47 @@ def test_what_settings_bring_each_by_itself_is_found_at_a_part_of_the_grids_cost
     assert seconds(found.best) <= best * 1.01 ** len(space) * 1.001
     tried = {tuple(sorted(trial.settings.items())) for trial in found.trials}
     assert len(tried) <= sum(map(len, factors)) + 4
+    assert found.before == pytest.approx(seconds(start_of(space)))
+
+
+def test_what_two_settings_bring_together_only_is_found_where_one_of_them_brings_something() -> None:
+    space = (Knob("a", (0, 1)), Knob("b", (0, 1, 2)))
+    times = {(0, 0): 1.0, (1, 0): 0.9, (0, 2): 1.2, (1, 2): 0.5}
+    found = search(space, lambda one: times.get((int(one["a"]), int(one["b"])), 1.1), noise=0.02)
+    assert dict(found.best) == {"a": 1, "b": 2}
+    assert found.certain
+    assert found.ratio == pytest.approx(2.0, rel=0.05)
+
+
+def test_noise_alone_changes_nothing() -> None:
+    space = tuple(Knob(f"k{n}", (False, True)) for n in range(4))
+    found = search(space, lambda one: 1.0, noise=0.02)
+    assert found.before / found.after < 1.03
+
+
+def test_losers_end_early_and_numbers_that_rise_in_vain_are_not_tried() -> None:
+    trials: list[Trial] = []
+    space = (Knob("workers", (1, 2, 4, 8, 16, 32), rises=True),)
+    times = {1: 1.0, 2: 0.6, 4: 0.5, 8: 0.7}
+    found = search(space, lambda one: times.get(int(one["workers"]), 5.0), told=trials.append)
+    assert dict(found.best) == {"workers": 4}
+    first = [int(trial.settings["workers"]) for trial in trials[:4]]
+    assert first == [1, 2, 4, 8]
+    assert trials[3].state == "worse"
+
+
+def test_a_setting_whose_loss_drifts_or_that_fails_is_not_taken() -> None:
+    def seconds(one: Settings) -> float:
+        if one["broken"]:
+            raise Failed("CUDA out of memory")
+        return 0.5 if one["wrong"] else 1.0
+
+    def loss(one: Settings, step: int) -> float:
+        return 3.0 - step / 30 if one["wrong"] else 1.0 - step / 60
+
+    trials: list[Trial] = []
+    space = (Knob("broken", (False, True)), Knob("wrong", (False, True)))
+    found = search(space, seconds, loss=loss, told=trials.append)
     assert dict(found.best) == {"broken": False, "wrong": False}
     why = {trial.why for trial in trials if trial.state == "failed"}
     assert any("CUDA out of memory" in one for one in why)
