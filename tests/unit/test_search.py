@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 pytest.importorskip("optuna", reason="pip install 'hotloop[tune]'")
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.tuning import Settings, Tuning
+from hotloop.core.tuning import Settings, Trial, Tuning
 from hotloop.tune.running import Chunk, Failed
 from hotloop.tune.search import Effort, Search
-from hotloop.tune.space import Knob
+from hotloop.tune.space import Knob, start_of
 
 EFFORT = Effort(budget_seconds=1e6)
 
