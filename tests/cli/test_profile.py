@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from command import Command
+
+from hotloop.core.profile import KINDS
 
 SCRIPT = """
 import sys, time
@@ -205,3 +209,41 @@ def test_bad_usage(script: Path, hotloop: Command) -> None:
     assert "exists" in hotloop("profile", "--out", "train.py", "--", "true", expect=2).err
     assert "is no profile" in hotloop("profile", "compare", os.devnull, os.devnull, expect=2).err
     assert "cannot read" in hotloop("profile", "compare", "a.json", "b.json", expect=2).err
+
+
+def test_tensorboard_gets_the_steps_and_the_shares(script: Path, hotloop: Command) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write(script, load=0.001)
+    done = hotloop("profile", "--steps", "8", "--tensorboard", "--", sys.executable, "train.py", expect=0)
+    assert "hotloop: watching 8 steps" in done.err, "what takes long says what it is at"
+    events = EventAccumulator("profiles/train-1/tensorboard").Reload()
+    steps = events.Scalars("step/seconds")
+    assert [one.step for one in steps] == list(range(8))
+    assert sum(events.Scalars(f"share/{kind}")[0].value for kind in KINDS) == pytest.approx(1, abs=1e-5)
+    assert "Memory in tensors during these steps" in Path("profiles/train-1/report.html").read_text()
+
+
+def test_perf_records_steps_after_warm_up(script: Path, hotloop: Command) -> None:
+    perf = shutil.which("perf")
+    allowed = perf and subprocess.run([perf, "record", "-o", "/dev/null", "true"], capture_output=True).returncode == 0
+    if not allowed:
+        pytest.skip("perf is not installed, or not allowed here")
+    write(script)
+    done = hotloop("profile", "--perf", "--steps", "20", "--", sys.executable, "train.py", expect=0)
+    assert "to look at it: perf report -i profiles/train-1/perf.data" in done.out
+    assert perf
+    told = subprocess.run(
+        [perf, "report", "--stdio", "-i", "profiles/train-1/perf.data"], capture_output=True, text=True
+    )
+    assert "python" in told.stdout
+
+
+def test_a_profiler_that_is_not_there_is_named_with_its_command(script: Path, hotloop: Command) -> None:
+    if shutil.which("nsys"):
+        pytest.skip("nsys is installed here")
+    write(script)
+    done = hotloop("profile", "--nsys", "--", sys.executable, "train.py", expect=2)
+    assert "nsys is not installed" in done.err
+    assert "nsys profile --trace=cuda" in done.err
+    assert not Path("profiles").exists()

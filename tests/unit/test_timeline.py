@@ -86,7 +86,27 @@ def test_without_two_marks_there_is_nothing_to_divide() -> None:
     assert timeline(marks(1)) is None
 
 
+def held(moment: float, kind: str, size: int) -> Event:
+    return Event("[memory]", kind, moment, moment, 0, size)
+
+
+def test_memory_is_the_most_of_each_stretch_of_the_device_that_computes() -> None:
+    told = [held(9.9, "gpu_memory", 99), held(11, "gpu_memory", 7), held(11.0001, "gpu_memory", 5)]
+    found = timeline([*marks(10, 12, 14), kernel(11, 12), *told, held(12, "memory", 50), held(13, "gpu_memory", 3)])
+    assert found
+    assert found.memory == ((11.0, 7), (13.0, 3))
+    alone = timeline([*marks(10, 12, 14), held(12, "memory", 50)])
+    assert alone
+    assert alone.memory == ((12.0, 50),)
+
+
 def test_a_chrome_trace_is_read_in_seconds(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 2e6, "dur": 5e5}
-    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": [event, {"ph": "M", "name": "process_name"}]}))
-    assert read_trace(tmp_path / "t.json") == [Event("k", "kernel", 2.0, 2.5, 7)]
+    told = {"Device Type": 1, "Device Id": 0, "Bytes": -8, "Total Allocated": 64, "Total Reserved": 128}
+    memory = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "tid": 7, "ts": 3e6, "args": told}
+    others = [memory, {"ph": "M", "name": "process_name"}]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": [event, *others]}))
+    assert read_trace(tmp_path / "t.json") == [
+        Event("k", "kernel", 2.0, 2.5, 7),
+        Event("[memory]", "gpu_memory", 3.0, 3.0, 7, 64),
+    ]

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,18 @@ class _ScriptOrCompare(click.Group):
         return ["[OPTIONS] -- COMMAND..."]
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What precedes the command."""
+
+    steps: int
+    stop: bool
+    out: Path | None
+    tensorboard: bool
+    tool: str
+    as_json: bool
+
+
 @click.group(cls=_ScriptOrCompare, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--steps", type=click.IntRange(2), help="Steps to measure under each condition.  [default: 6 s of them]")
 @click.option("--stop/--go-on", default=True, show_default=True,
@@ -38,9 +51,16 @@ class _ScriptOrCompare(click.Group):
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder to make.  [default: profiles/NAME-N]"
 )
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard events as well.")
+@click.option("--nsys", "tool", flag_value="nsys", help="Have Nsight Systems record steps instead.")
+@click.option("--ncu", "tool", flag_value="ncu", help="Have Nsight Compute record steps instead.")
+@click.option("--perf", "tool", flag_value="perf", help="Have Linux's perf record steps instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the script prints goes to stderr.")
 @click.pass_context
-def profile(ctx: click.Context, steps: int | None, stop: bool, out: Path | None, as_json: bool) -> None:
+def profile(
+    ctx: click.Context, steps: int | None, stop: bool, out: Path | None, tensorboard: bool, tool: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Say where the time of a training goes, and prove it.
 
     COMMAND is what you would type to train, after two dashes:
@@ -58,7 +78,7 @@ def profile(ctx: click.Context, steps: int | None, stop: bool, out: Path | None,
 
     if out and out.exists():
         raise InputError(f"{out} exists", "a profile is not written over another", f"--out {out}-2")
-    ctx.obj = (steps or 0, stop, out, as_json)
+    ctx.obj = _Options(steps or 0, stop, out, tensorboard, tool or "", as_json)
 
 
 @click.command(
@@ -66,15 +86,20 @@ def profile(ctx: click.Context, steps: int | None, stop: bool, out: Path | None,
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def _script(options: tuple[int, bool, Path | None, bool], command: tuple[str, ...]) -> int:
+def _script(options: _Options, command: tuple[str, ...]) -> int:
     """Profile a command."""
+    from hotloop.profile.external import TOOLS, record
     from hotloop.profile.plan import Plan
     from hotloop.profile.script import next_folder, profile_script
 
-    steps, stop, out, as_json = options
-    results = out or next_folder(Path("profiles"), command)
-    output = sys.stderr.fileno() if as_json else None
-    outcome = profile_script(command, Plan(steps=steps, stop=stop, ablate=stop), os.environ, results, output)
+    results = options.out or next_folder(Path("profiles"), command)
+    as_json, output = options.as_json, sys.stderr.fileno() if options.as_json else None
+    plan = Plan(steps=options.steps, stop=options.stop, ablate=options.stop, progress=True)
+    if options.tool:
+        code, file = record(options.tool, command, plan, os.environ, results)
+        click.echo(f"recorded: {file}\nto look at it: {TOOLS[options.tool].view} {file}")
+        return code
+    outcome = profile_script(command, plan, os.environ, results, output, options.tensorboard)
     if outcome.profile is None:
         click.echo(f"hotloop: the command ended with code {outcome.code} before enough was measured", err=True)
     elif as_json:

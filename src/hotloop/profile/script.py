@@ -15,6 +15,7 @@ from hotloop.pages.profile import render_profile
 from hotloop.profile.conclude import conclude, read_measured
 from hotloop.profile.measured import Measured
 from hotloop.profile.plan import Plan
+from hotloop.profile.tensorboard import check_tensorboard, write_events
 
 _ENTRY = "hotloop.profile.watch:begin"
 
@@ -33,18 +34,22 @@ class Outcome:
 
 
 def profile_script(
-    command: Sequence[str], plan: Plan, environment: Mapping[str, str], results: Path, output: int | None = None
-) -> Outcome:
+    command: Sequence[str], plan: Plan, environment: Mapping[str, str], results: Path, output: int | None = None,
+    tensorboard: bool = False,
+) -> Outcome:  # fmt: skip
     """Run a command and measure the training in it.
 
     Args:
         results: a folder to be made: `profile.json`, `report.html` and `trace.json`; gone if nothing was measured.
+        tensorboard: whether a folder `tensorboard` with events is written as well.
         output: a file descriptor for what the command writes to its standard output, in place of ours.
 
     Raises:
         InputError: there is no such program.
         HotloopError: it ended well, and no training was seen in it.
     """
+    if tensorboard:
+        check_tensorboard()
     with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
         results.mkdir(parents=True)
@@ -67,8 +72,13 @@ def profile_script(
         if trace:
             shutil.move(trace, results / "trace.json")
             files["trace"] = str(results / "trace.json")
+        if tensorboard:
+            watched = next(one for one in enough if one.is_enough).block("watched")
+            assert watched
+            write_events(results / "tensorboard", profile, watched.steps)
+            files["tensorboard"] = str(results / "tensorboard")
         profile = replace(profile, files=files)
-        page = render_profile(profile, *((line.times, line.span) if line else ({}, (0.0, 0.0))))
+        page = render_profile(profile, *((line.times, line.span, line.memory) if line else ({}, (0.0, 0.0), ())))
         write_atomic(results / "report.html", page.encode(errors="backslashreplace"))
         write_atomic(results / "profile.json", profile.to_json().encode())
     return Outcome(code, profile)

@@ -12,6 +12,9 @@ from hotloop.profile.intervals import Interval, covers, difference, intersection
 
 _COLLECTIVES = ("nccl", "gloo", "c10d::", "mpi:")
 _WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize")
+_CUDA = 1
+"""Number of the kind of device, as torch has it."""
+_POINTS = 400
 _PYTHON_SECONDS = 5e-4
 """From which on a stretch in which the host is not inside of torch counts as the script's own doing, not as its way
 from one operation to the next.
@@ -23,7 +26,9 @@ class Event:
     """Something in a trace; times in seconds.
 
     Attributes:
-        kind: torch's category, such as "cpu_op", "kernel", "gpu_memcpy", "user_annotation", "cuda_runtime".
+        kind: torch's category, such as "cpu_op", "kernel", "gpu_memcpy", "user_annotation", "cuda_runtime"; "memory"
+            and "gpu_memory" where something was allocated or freed.
+        allocated_bytes: in all tensors from then on, of those kinds.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Event:
     begin: float
     end: float
     thread: object = 0
+    allocated_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Timeline:
         times: by kind, when it was what held the training up; together they are all of the span.
         operators: the longest first.
         gpu_idle: share of the span in which the GPU did nothing; 0 without one.
+        memory: moments and the bytes that were in tensors from then on; on the GPU where there is one.
     """
 
     steps: int
@@ -50,6 +57,7 @@ class Timeline:
     times: Mapping[str, Sequence[Interval]]
     operators: tuple[Operator, ...]
     gpu_idle: float = 0.0
+    memory: tuple[tuple[float, int], ...] = ()
 
     def seconds(self, kind: str) -> float:
         """Of a kind, a step."""
@@ -58,12 +66,16 @@ class Timeline:
 
 def read_trace(file: Path) -> list[Event]:
     """The events of a Chrome trace as torch writes it."""
-    events = json.loads(file.read_text())["traceEvents"]
-    return [
-        Event(event["name"], event.get("cat", ""), event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, event["tid"])
-        for event in events
-        if event.get("ph") == "X"
-    ]
+    found = []
+    for event in json.loads(file.read_text())["traceEvents"]:
+        if event.get("ph") == "X":
+            begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+            found.append(Event(event["name"], event.get("cat", ""), begin, end, event["tid"]))
+        elif event.get("name") == "[memory]":
+            told, moment = event["args"], event["ts"] / 1e6
+            kind = "gpu_memory" if told["Device Type"] == _CUDA else "memory"
+            found.append(Event("[memory]", kind, moment, moment, event["tid"], int(told["Total Allocated"])))
+    return found
 
 
 def timeline(events: Sequence[Event]) -> Timeline | None:
@@ -83,7 +95,17 @@ def timeline(events: Sequence[Event]) -> Timeline | None:
     busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     steps = len(marks) - 1
     idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
-    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle)
+    memory = _memory([event for event in inside if event.kind == ("gpu_memory" if gpu else "memory")], span)
+    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory)
+
+
+def _memory(events: Sequence[Event], span: Interval) -> tuple[tuple[float, int], ...]:
+    """Moments and bytes, the most of each of a bounded number of stretches."""
+    most: dict[int, int] = {}
+    for event in events:
+        place = int((event.begin - span[0]) / (span[1] - span[0]) * _POINTS)
+        most[place] = max(most.get(place, 0), event.allocated_bytes)
+    return tuple((span[0] + (span[1] - span[0]) * place / _POINTS, held) for place, held in sorted(most.items()))
 
 
 def _without_gpu(span: Interval, events: Sequence[Event], said: Mapping[str, list[Interval]]) -> dict[str, Any]:

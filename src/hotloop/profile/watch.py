@@ -145,7 +145,12 @@ class Watch:
 
     def _measure(self) -> Steps:
         """All that is measured, in order."""
+        self._tell("waiting until steps are regular")
         number = yield from self._warm_up()
+        if self._plan.tool:
+            yield from self._recorded(self._plan.steps or self._plan.trace_steps)
+            return
+        self._tell(f"watching {number} steps")
         activity, lines, used, counts = Activity(self._workers()), Lines(self._hooks.thread), 0.0, Counter[str]()
         self._hooks.sync_lines.clear()
         self._hooks.calls = 0
@@ -158,6 +163,7 @@ class Watch:
             self._keep(lines, activity, used, counts)
             with self._hooks.off():
                 yield from self._block("bare", max(2, round(number / 2 / _TURNS)), settle=0)
+        self._tell(f"tracing {self._plan.trace_steps} steps")
         with self._ablations.collecting():
             if self._torch._C._current_graph_task_id() == -1:
                 yield from self._traced()
@@ -168,8 +174,33 @@ class Watch:
             for name, condition in self._conditions():
                 self._measured = replace(self._measured, left_out=name)
                 self._write()
+                self._tell(f"timing steps under the condition {name.replace('_', ' ')}")
                 with condition():
                     yield from self._block(name, max(_FEWEST, number // 2), _SETTLE)
+        self._measured = replace(self._measured, complete=True)
+
+    def _tell(self, text: str) -> None:
+        if self._measured.rank == 0 and self._plan.progress:
+            sys.stderr.write(f"hotloop: {text}\n")
+
+    def _recorded(self, number: int) -> Steps:
+        """Have another profiler record steps."""
+        self._tell(f"{self._plan.tool} records {number} steps")
+        if self._plan.tool == "perf":
+            with (self._folder / "control").open("w") as control:
+                control.write("enable\n")
+                control.flush()
+                yield number
+                control.write("disable\n")
+        else:
+            cuda = self._torch.cuda
+            cuda.profiler.start()
+            for step in range(number):
+                cuda.nvtx.range_push(f"step {step}")
+                yield 1
+                cuda.nvtx.range_pop()
+            cuda.synchronize(self._device)
+            cuda.profiler.stop()
         self._measured = replace(self._measured, complete=True)
 
     def _warm_up(self) -> Generator[int, list[StepTime], int]:
@@ -199,7 +230,7 @@ class Watch:
         profiler, number = self._torch.profiler, self._plan.trace_steps
         if self._measured.world_size == 1:  # workers give their batches by turns: two rounds of them
             number = max(number, min(24, 2 * len(self._workers())))
-        trace = profiler.profile(activities=list(profiler.supported_activities()))
+        trace = profiler.profile(activities=list(profiler.supported_activities()), profile_memory=True)
         yield 1
         trace.start()
         try:

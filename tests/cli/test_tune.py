@@ -1,0 +1,124 @@
+"""`hotloop tune` on a script and on a job, with trials in processes of their own."""
+
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import Command
+
+pytest.importorskip("optuna", reason="pip install 'hotloop[tune]'")
+
+SCRIPT = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return torch.ones(16), index % 4
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Slow(), 4)
+    for epoch in range({epochs}):
+        for features, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(features), labels).backward()
+            optimizer.step()
+    print("trained", model.weight.sum().item())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT.format(epochs=1000))
+    return file
+
+
+def test_a_scripts_settings_are_found_and_used(script: Path, hotloop: Command) -> None:
+    done = hotloop("tune", "--budget", "25s", "--json", "--", sys.executable, "train.py", expect=0)
+    found = json.loads(done.out)
+    assert found["best"]["workers"] > 1
+    assert found["ratio"] > 1.5
+    assert {trial["state"] for trial in found["trials"]} <= {"done", "worse"}
+    assert found["trials"][0]["settings"]["workers"] == 0
+    tuned = tomllib.loads((script.parent / "tuned.toml").read_text())
+    assert tuned["run"]["workers"] == found["best"]["workers"]
+    assert tuned["evidence"]["trials"]
+    script.write_text(SCRIPT.format(epochs=2))
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout
+    options = ["--settings", "tuned.toml", "--json-summary", "summary.json"]
+    assert hotloop("run", *options, "--", sys.executable, "train.py", expect=0).out == plain
+    summary = json.loads((script.parent / "summary.json").read_text())
+    assert [one["name"] for one in summary["accelerations"] if one["state"] == "on"] == ["loader"]
+    assert summary["ratio"] > 1.5
+
+
+JOB = """
+name = "tuned"
+device = "cpu"
+[task]
+image_size = 32
+[data]
+train = "{images}"
+batch_size = 8
+[model]
+name = "resnet10t"
+"""
+
+
+def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:
+    (tmp_path / "job.toml").write_text(JOB.format(images=make_images(classes=2, each=64)))
+    assert "data.workers" in hotloop("tune", "--dry-run", "job.toml", expect=0).out
+    done = hotloop("tune", "--budget", "20s", "job.toml", expect=0, timeout=200)
+    assert "as it is" in done.err
+    assert "to use it: hotloop train job.toml --settings tuned.toml" in done.out
+    assert not (tmp_path / "runs").exists(), "trials leave nothing"
+    options = ["--settings", "tuned.toml", "--set", "train.epochs=1", "--set", "run.dir=run"]
+    hotloop("train", "job.toml", *options, expect=0)
+
+
+def test_ctrl_c_leaves_the_best_so_far(script: Path) -> None:
+    command = [sys.executable, "-m", "hotloop", "tune", "--", sys.executable, "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr
+        while "as it is" not in child.stderr.readline():
+            pass
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "until it was interrupted" in out
+    assert tomllib.loads((script.parent / "tuned.toml").read_text())["run"]["accelerations"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "soon", "job.toml"], "'soon' is no duration"),
+        (["none.toml"], "no job file none.toml"),
+        (["--", "no-such-program"], "no-such-program: no such program"),
+        (["--out", "no/such/folder.toml", "job.toml"], "no/such/folder.toml cannot be written"),
+    ],
+)
+def test_bad_input(arguments: list[str], message: str, hotloop: Command) -> None:
+    done = hotloop("tune", *arguments, expect=2)
+    assert message in done.err
+    assert len(done.err.splitlines()) == 3
+
+
+def test_a_script_that_fails_says_so(script: Path, hotloop: Command) -> None:
+    script.write_text("import torch\nraise ValueError('no data')")
+    done = hotloop("tune", "--", sys.executable, "train.py", expect=1)
+    assert "the training does not run with its present settings" in done.err
+    assert "ValueError: no data" in done.err
