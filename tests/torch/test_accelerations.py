@@ -5,17 +5,22 @@ import pickle
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image, UnidentifiedImageError
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from torchvision import datasets, transforms
 
 from hotloop.accelerate.forward import Bf16, ChannelsLast, Forward
 from hotloop.accelerate.guard import Guard
+from hotloop.accelerate.image_folder import Images, recipe_of
 from hotloop.accelerate.lanes import How
 from hotloop.accelerate.loading import Loading
 from hotloop.accelerate.plan import Plan
@@ -318,6 +323,70 @@ def test_an_optimizer_whose_step_was_asked_for_otherwise_is_left(request: pytest
         assert FusedOptimizer().unfit(training)
     lbfgs = Training(Plan(()), Ranks(), torch.device("cpu"), torch.optim.LBFGS(model.parameters()))
     assert FusedOptimizer().unfit(lbfgs) == "LBFGS has no fused step"
+
+
+def an_image_folder(root: Path, *stack: Any) -> Any:
+    """Smooth JPEGs of 120 x 120."""
+    for number in range(4):
+        noise = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        (root / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise).resize((120, 120), Image.Resampling.BICUBIC).save(
+            root / f"class{number % 2}" / f"{number}.jpg"
+        )
+    return datasets.ImageFolder(str(root), transforms.Compose(stack))
+
+
+NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize("size", [40, 120])
+def test_an_image_folder_gives_the_same_pixels_where_nothing_is_left_to_chance(tmp_path: Path, size: int) -> None:
+    whole = transforms.RandomResizedCrop(size, scale=(1, 1), ratio=(1, 1))
+    dataset = an_image_folder(tmp_path, whole, transforms.ToTensor(), NORMALIZE)
+    recipe = recipe_of(dataset)
+    assert recipe
+    for index in range(4):
+        (ours, label), (theirs, expected) = Images(dataset, recipe)[index], dataset[index]
+        assert (label, ours.dtype, ours.shape) == (expected, theirs.dtype, theirs.shape)
+        levels = (ours - theirs).abs() * torch.tensor(NORMALIZE.std).view(3, 1, 1) * 255
+        assert levels.mean() < 1.5
+        assert levels.max() < 25
+
+
+def test_its_crops_and_flips_are_of_the_same_distribution(tmp_path: Path) -> None:
+    stack = [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(0.3), transforms.ToTensor()]
+    dataset = an_image_folder(tmp_path, *stack)
+    recipe = recipe_of(dataset)
+    assert recipe
+    torch.manual_seed(0)
+    ours = torch.stack([Images(dataset, recipe)[0][0] for _ in range(600)])
+    theirs = torch.stack([dataset[0][0] for _ in range(600)])
+    torch.testing.assert_close(ours.mean(0), theirs.mean(0), atol=0.07, rtol=0)
+    torch.testing.assert_close(ours.std(0), theirs.std(0), atol=0.07, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [transforms.Resize(16), transforms.ToTensor()],
+        [transforms.RandomResizedCrop(16), transforms.ColorJitter(), transforms.ToTensor()],
+        [transforms.RandomResizedCrop(16), transforms.ToTensor(), transforms.RandomErasing()],
+        [transforms.RandomResizedCrop((16, 20)), transforms.ToTensor()],
+        [transforms.RandomResizedCrop(16, interpolation=transforms.InterpolationMode.BICUBIC), transforms.ToTensor()],
+        [transforms.RandomResizedCrop(16)],
+    ],
+)
+def test_other_stacks_are_left_alone(tmp_path: Path, stack: list[Any]) -> None:
+    assert recipe_of(an_image_folder(tmp_path, *stack)) is None
+
+
+def test_a_file_that_cannot_be_decoded_is_the_scripts_own_affair(tmp_path: Path) -> None:
+    dataset = an_image_folder(tmp_path, transforms.RandomResizedCrop(16), transforms.ToTensor())
+    recipe = recipe_of(dataset)
+    assert recipe
+    Path(dataset.samples[0][0]).write_bytes(b"no image")
+    with pytest.raises(UnidentifiedImageError):
+        Images(dataset, recipe)[0]
 
 
 @pytest.fixture(autouse=True)
