@@ -16,6 +16,8 @@ CALLS = {
     "train-help": ["train", "--help"],
     "profile-help": ["profile", "--help"],
     "profile-compare-help": ["profile", "compare", "--help"],
+    "run-help": ["run", "--help"],
+    "tune-help": ["tune", "--help"],
     "error-profile": ["profile", "--", "no-such-program"],
     "job-help": ["job", "--help"],
     "job-init": ["job", "init"],

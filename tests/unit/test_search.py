@@ -39,9 +39,9 @@ def search(
     @contextmanager
     def start(settings: Settings) -> Iterator[Any]:
         def chunks() -> Iterator[Chunk]:
-            yield Chunk(9.0, 1, loss(settings, 0))  # the first ones compile
+            yield Chunk(9.0, ((1, loss(settings, 0)),))  # the first ones compile
             for step in range(1, 30):
-                yield Chunk(seconds(settings) * chance.gauss(1, noise), 1, loss(settings, step))
+                yield Chunk(seconds(settings) * chance.gauss(1, noise), ((1, loss(settings, step)),))
 
         yield Pretended(chunks)
 
@@ -89,13 +89,35 @@ def test_noise_alone_changes_nothing() -> None:
 
 def test_losers_end_early_and_numbers_that_rise_in_vain_are_not_tried() -> None:
     trials: list[Trial] = []
-    space = (Knob("workers", (1, 2, 4, 8, 16, 32), rises=True),)
+    space = (Knob("workers", (1, 2, 4, 8, 16, 32), rises=True, counts=True),)
     times = {1: 1.0, 2: 0.6, 4: 0.5, 8: 0.7}
     found = search(space, lambda one: times.get(int(one["workers"]), 5.0), told=trials.append)
     assert dict(found.best) == {"workers": 4}
     first = [int(trial.settings["workers"]) for trial in trials[:4]]
     assert first == [1, 2, 4, 8]
     assert trials[3].state == "worse"
+
+
+def test_a_word_for_what_there_is_is_no_number_below_the_others() -> None:
+    """A script with eight workers of its own: fewer are slower, more are faster."""
+    times = {0: 1.0, 1: 5.0, 4: 2.0, 8: 1.0, 16: 0.6}
+    space = (Knob("workers", (0, 1, 4, 8, 16), rises=True), Knob("factor", (0, 4), needs="workers"))
+    found = search(space, lambda one: times[int(one["workers"])])
+    assert dict(found.best) == {"workers": 16, "factor": 0}
+
+
+def test_a_first_trial_that_was_cold_is_repeated() -> None:
+    """Files that come from the disk at first, and from memory from then on."""
+    started: list[Settings] = []
+
+    def seconds(one: Settings) -> float:
+        if not started or started[-1] is not one:
+            started.append(one)
+        return 2.0 if len(started) == 1 else 1.0
+
+    found = search((Knob("a", (0, 1)), Knob("b", (0, 1))), seconds)
+    assert len([trial for trial in found.trials if not any(trial.settings.values())]) > 1
+    assert found.ratio < 1.6
 
 
 def test_a_setting_whose_loss_drifts_or_that_fails_is_not_taken() -> None:

@@ -198,12 +198,14 @@ class Runner:
     def _telling(self, training: Training) -> Generator[int, Sequence[Step], None]:
         """Tell what some steps took, again and again, until asked to end. The script is not asked: it would save."""
         number = max(1, round(_TOLD_SECONDS / self._after))
+        training.waits = 1.0  # only what lasts is told: who does not wait now may, once steps are shorter
         useless = [name for name, one in self._made.items() if name not in self._told and one.unfit(training)]
         useless += ["workers", "prefetch_factor"] if "loader" in useless else []
-        broken = [f"{one.name}: {one.why}" for one in self._told.values() if one.state == FAILED]
+        useless = [name for name in useless if name != "threads"]
         with (self._folder / f"told-{os.getpid()}.jsonl").open("a") as file:
-            while not (self._folder / "stop").exists():
+            while not training.ranks.any((self._folder / "stop").exists()):
                 mean = (yield from self._mean_of(training, number)).seconds
+                broken = [f"{one.name}: {one.why}" for one in self._told.values() if one.state == FAILED]
                 trouble = broken[0] if broken else memory_trouble(memory_report(training.device))
                 if not int(os.environ.get("RANK", "0")):
                     file.write(json.dumps({"seconds": mean, "useless": useless, "trouble": trouble}) + "\n")

@@ -2,8 +2,11 @@
 
 import importlib.util
 import re
+import shlex
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,17 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
+class _JobOrCommand(click.Command):
+    """A command comes after two dashes, as its options could be taken for ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["dashes"] = "--" in args
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["[OPTIONS] JOB | -- COMMAND..."]
+
+
 class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "duration"
 
@@ -29,7 +43,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(found[1]) * _UNITS[found[2]]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": True})
+@click.command(cls=_JobOrCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--budget", type=_Duration(), default="5m", show_default=True, help="Time for all trials together.")
 @click.option("--level", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
               help="A script: what `hotloop run` may change.")  # fmt: skip
@@ -39,8 +53,9 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--dry-run", is_flag=True, help="Say what would be tried, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
 def tune(
-    budget: float, level: str, overrides: tuple[str, ...], out: Path, dry_run: bool, as_json: bool,
+    ctx: click.Context, budget: float, level: str, overrides: tuple[str, ...], out: Path, dry_run: bool, as_json: bool,
     target: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Find faster settings by short trials.
@@ -68,7 +83,10 @@ def tune(
     from hotloop.tune.targets import job_target, script_target
 
     job: Job | None
-    if len(target) == 1 and target[0].endswith(".toml"):
+    if not ctx.meta["dashes"]:
+        if len(target) > 1:
+            what = f"{' '.join(target)}: one job file is tuned at a time"
+            raise InputError(what, "a command comes after two dashes", f"hotloop tune -- {' '.join(target)}")
         space, start, job = job_target(Path(target[0]), overrides)
     else:
         space, start, job = script_target(target, level)
@@ -80,14 +98,31 @@ def tune(
         f"{count(size_of(space), 'combination')} of {count(len(space), 'setting')}, {format_seconds(budget)} at most",
         err=True,
     )
-    found = Search(space, start, Effort(budget), lambda trial: click.echo(_line(trial, space), err=True)).run(target)
+    with _ended_by_signals():
+        search = Search(space, start, Effort(budget), lambda trial: click.echo(_line(trial, space), err=True))
+        found = search.run(target)
     write_atomic(out, (job_settings(found, job) if job else script_settings(found)).encode())
     if as_json:
         click.echo(found.to_json())
     else:
-        for line in _lines(found, space, out):
+        for line in _lines(found, space, out, overrides):
             click.echo(line)
     return 130 if found.ended == "interrupted" else 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """What a scheduler or a closed terminal sends ends the search as Ctrl-C does."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _planned(space: "tuple[Knob, ...]") -> Iterator[str]:
@@ -114,7 +149,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path) -> Iterator[str]:
+def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path, overrides: tuple[str, ...]) -> Iterator[str]:
     yield ""
     if found.ratio <= 1.0:
         yield "nothing was faster than what there is"
@@ -124,8 +159,9 @@ def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path) -> Iterator[st
     ended = {"done": "", "budget": ", until the budget was used up", "interrupted": ", until it was interrupted"}
     trials = f"{count(len(found.trials), 'trial')} for {count(found.size, 'combination')}"
     yield f"{trials}, {format_seconds(found.took_seconds)}{ended[found.ended]}"
-    use = f"hotloop train {found.target[0]} --settings {out}"
-    if not found.target[0].endswith(".toml"):
-        use = f"hotloop run --settings {out} -- {' '.join(found.target)}"
+    laid_over = "".join(f" --set {shlex.quote(each)}" for each in overrides)
+    use = f"hotloop train {found.target[0]} --settings {out}{laid_over}"
+    if len(found.target) > 1 or not found.target[0].endswith(".toml"):
+        use = f"hotloop run --settings {out} -- {shlex.join(found.target)}"
     yield f"to use it: {use}"
     sys.stdout.flush()

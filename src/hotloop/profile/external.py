@@ -93,9 +93,10 @@ def record(
         code = run_attached([*tool.command(out.absolute(), control), *command], attachment, inside)
         recorded = [Measured.load(file) for file in Path(folder).glob("measured-*.json")]
     file = out.with_suffix(tool.suffix)
-    if not file.exists():
+    if not file.exists() or not any(one.complete for one in recorded):
         shutil.rmtree(results)
         seen = max((one.steps_seen for one in recorded), default=0)
-        cause = f"{tool.program} wrote no file; {seen} steps were seen"
+        notes = "; ".join(note for one in recorded for note in one.unseen if "Error" in note)
+        cause = f"{seen} steps were seen; {notes or 'warm-up alone takes 15'}"
         raise HotloopError("nothing was recorded", cause, f"try {tool.program} by itself: {tool.program} --version")
     return code, file

@@ -92,7 +92,7 @@ class Watch:
             yield
         except Exception as error:
             self._note(f"{type(error).__name__}: {error}")
-            if self._measured.left_out:  # what it trains has been spoiled
+            if self._measured.left_out or self._plan.tool:  # what it trains has been spoiled, or nobody waits for it
                 self._end()
             self._leave()
 
@@ -193,6 +193,8 @@ class Watch:
                 yield number
                 control.write("disable\n")
         else:
+            if self._measured.device != "cuda":
+                raise RuntimeError(f"{self._plan.tool} records steps on a GPU, and this training is on none")
             cuda = self._torch.cuda
             cuda.profiler.start()
             for step in range(number):

@@ -1,5 +1,6 @@
 """Everything that a training needs before it starts: task, data, model, step. What is wrong is found here."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,20 @@ class Ready:
     train_source: ArraySource | None
     step: Step
     arithmetic: Arithmetic
+
+
+def resolved_job(job: Job, machine: Machine) -> tuple[Job, bool]:
+    """The job with what "auto" stands for, and whether its data is read while it trains. Nothing stays on a GPU.
+
+    Raises:
+        InputError: as `prepare`.
+    """
+    ready = prepare(job, machine, lambda text: None)
+    found = ready.job, not isinstance(ready.datasets[0][0], ArrayDataset)
+    del ready
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
 
 
 def prepare(job: Job, machine: Machine, notify: Callable[[str], None]) -> Ready:

@@ -3,11 +3,9 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from hotloop.core.job import Job, parse_job
@@ -50,17 +48,19 @@ class JobTrials:
         self._environment = environment
 
     def __call__(self, settings: Settings) -> Running:
-        folder = TemporaryDirectory(prefix="hotloop-")
         raw = job_with(self._job, settings).model_dump(mode="json", exclude_none=True)
-        raw["run"] = {"root": folder.name}
+        folder = mkdtemp(prefix="hotloop-")
+        raw["run"] = {"root": folder}
         raw["train"]["epochs"] = _FOREVER
         raw["checkpoint"]["every"] = f"{_FOREVER} epochs"
-        raw["log"] = {"every": 1, "tensorboard": False}
+        # A GPU is not waited for at each step, as it would be for its loss; on a CPU ten steps may take long.
+        raw["log"] = {"every": 1 if self._job.device == "cpu" else "auto", "tensorboard": False}
         raw["data"].pop("val", None)
-        threads = {"OMP_NUM_THREADS": str(settings["threads"])} if "threads" in settings else {}
+        threads = {"OMP_NUM_THREADS": str(settings["threads"])} if settings.get("threads") else {}
         inside = {**self._environment, "GOMP_SPINCOUNT": "10000", **threads}
-        command = [sys.executable, "-m", "hotloop.tune.job_trials", folder.name]
-        return Running(command, inside, folder, json.dumps(raw).encode())
+        # -P: a file of the user's that is named like a library does not stand for it.
+        command = [sys.executable, "-P", "-m", "hotloop.tune.job_trials", folder]
+        return Running(command, inside, Path(folder), json.dumps(raw).encode())
 
 
 def _train(folder: Path) -> None:
@@ -68,29 +68,32 @@ def _train(folder: Path) -> None:
     from hotloop.core.machine import read_machine
     from hotloop.train.memory import memory_report, memory_trouble
     from hotloop.train.observer import Event, Logged, Observer
+    from hotloop.train.progress import Span
     from hotloop.train.training import train_job
 
     class Teller(Observer):
         def __init__(self) -> None:
-            self._began = time.monotonic()
-            self._steps: list[Logged] = []
+            self._told = Span()
+            self._losses: list[tuple[int, float]] = []
+            self._steps = 0
 
         def on(self, event: Event) -> None:
             if not isinstance(event, Logged):
                 return
-            self._steps.append(event)
-            if time.monotonic() - self._began >= _TOLD_SECONDS:
+            whole = event.progress.whole
+            self._losses.append((whole.steps - self._steps, event.loss))
+            self._steps = whole.steps
+            if whole.seconds - self._told.seconds >= _TOLD_SECONDS:
                 told = {
-                    "seconds": fmean(1 / step.samples_per_second for step in self._steps),
-                    "steps": len(self._steps),
-                    "loss": fmean(step.loss for step in self._steps),
+                    "seconds": (whole.seconds - self._told.seconds) / (whole.samples - self._told.samples),
+                    "losses": self._losses,
                     "trouble": memory_trouble(memory_report()),
                 }
                 file.write(json.dumps(told) + "\n")
                 file.flush()
-                self._began, self._steps = time.monotonic(), []
-                if (folder / "stop").exists():
-                    os._exit(0)
+                self._told, self._losses = whole, []
+            if (folder / "stop").exists():
+                os._exit(0)
 
     job = parse_job(json.load(sys.stdin), "the trial's job")
     sys.path.append(str(Path.cwd()))

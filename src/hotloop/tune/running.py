@@ -1,15 +1,16 @@
 """A training that is under way in a process of its own, and tells how fast it is."""
 
+import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO
 
 _LOOK_SECONDS = 0.05
@@ -23,17 +24,33 @@ class Chunk:
 
     Attributes:
         seconds: a sample, or a step where samples are not known.
-        steps: that they are, where losses are known.
-        loss: mean; None if it is not known.
+        losses: numbers of steps, and their mean loss; none where it is not known.
         useless: settings that change nothing here.
         trouble: why these settings will not do, although they run; empty if they do.
     """
 
     seconds: float
-    steps: int = 0
-    loss: float | None = None
+    losses: tuple[tuple[int, float], ...] = ()
     useless: tuple[str, ...] = ()
     trouble: str = ""
+
+
+def _end_with_parent() -> None:
+    """A training that nobody waits for any more ends, whatever has ended us."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and a scheduler's signals come afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Failed(Exception):
@@ -44,38 +61,49 @@ class Running:
     """One process; a context manager that ends it, and all that it has started.
 
     Args:
-        told: a file to which it appends a JSON object a line; made by it.
-        folder: of its own; removed at the end. `stop` in it asks for the end.
+        folder: of its own; removed at the end. Into `told-*.jsonl` in it the process appends a JSON object a line;
+            `attached-PID` in it are processes that were entered; `stop` asks them for the end.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: "TemporaryDirectory[str]",
-        content: bytes = b"",
-    ) -> None:  # fmt: skip
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, content: bytes = b""
+    ) -> None:
         self._folder = folder
-        self._output: IO[bytes] = (Path(folder.name) / "output").open("w+b")
-        self._process = subprocess.Popen(  # noqa: S603 - the user's own command, or ours
-            command, env={**environment}, stdin=subprocess.PIPE, stdout=self._output, stderr=self._output,
-            start_new_session=True,
-        )  # fmt: skip
-        assert self._process.stdin
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(content)
-            self._process.stdin.close()
+        self._output: IO[bytes] = (folder / "output").open("w+b")
+        (folder / "input").write_bytes(content)
+        with (folder / "input").open("rb") as read:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own command, or ours
+                command, env={**environment}, stdin=read, stdout=self._output, stderr=self._output,
+                start_new_session=True, preexec_fn=_end_with_parent,
+            )  # fmt: skip
 
     def __enter__(self) -> "Running":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """First asked to end, as what it has started may be in another group; then ended."""
-        (Path(self._folder.name) / "stop").touch()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._output.close()
-        self._folder.cleanup()
+        """First asked to end, then ended; those too that a launcher, torchrun say, has put into groups of their own."""
+        try:
+            (self._folder / "stop").touch()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+        finally:
+            with signals_held():
+                for group in (self._process.pid, *self._entered()):
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(group, signal.SIGKILL)
+                self._process.wait()
+                self._output.close()
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _entered(self) -> list[int]:
+        """Groups of processes that were entered and are still those that were."""
+        found = []
+        for file in self._folder.glob("attached-*"):
+            process = int(file.name.removeprefix("attached-"))
+            with suppress(OSError):
+                if str(self._folder).encode() in Path(f"/proc/{process}/environ").read_bytes():
+                    found.append(os.getpgid(process))
+        return found
 
     def chunks(self, deadline: float) -> Iterator[Chunk]:
         """What it tells, until it ends by itself.
@@ -89,7 +117,7 @@ class Running:
         read: dict[Path, int] = {}
         while True:
             ended = self._process.poll() is not None
-            for file in Path(self._folder.name).glob("told-*.jsonl"):
+            for file in self._folder.glob("told-*.jsonl"):
                 lines = file.read_text().splitlines(keepends=True)
                 for line in lines[read.get(file, 0) :]:
                     if line.endswith("\n"):
@@ -106,7 +134,7 @@ class Running:
     def _last_words(self) -> str:
         """The line that says why it has ended."""
         self._output.flush()
-        content = (Path(self._folder.name) / "output").read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
+        content = (self._folder / "output").read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
         lines = [line.strip() for line in content.splitlines() if line.strip()]
         named = [line for line in lines if "Error" in line.split(":")[0] or line.startswith("error:")]
         return (named or lines or [f"code {self._process.returncode}"])[-1]

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from tempfile import TemporaryDirectory
+from pathlib import Path
+from tempfile import mkdtemp
 
 from hotloop.accelerate.plan import Plan, chosen
 from hotloop.attach.command import attached_environment
@@ -18,7 +19,7 @@ def plan_of(settings: Settings) -> Plan:
     """What `hotloop run` is to do with these settings."""
     workers, factor, threads = (int(settings.get(name, 0)) for name in _NUMBERS)
     names = [name for name, value in settings.items() if name not in _NUMBERS and value]
-    if workers or factor:
+    if workers:
         names.append("loader")
     if threads:
         names.append("threads")
@@ -33,7 +34,7 @@ class ScriptTrials:
         self._environment = environment
 
     def __call__(self, settings: Settings) -> Running:
-        folder = TemporaryDirectory(prefix="hotloop-")
+        folder = mkdtemp(prefix="hotloop-")
         plan = {**asdict(plan_of(settings)), "tell": True}
-        inside = attached_environment(self._command, Attachment(_ENTRY, folder.name, plan), self._environment)
-        return Running(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, folder)
+        inside = attached_environment(self._command, Attachment(_ENTRY, folder, plan), self._environment)
+        return Running(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, Path(folder))

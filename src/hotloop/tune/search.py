@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import hypot, sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, median, pstdev, stdev
 
 import optuna
 
@@ -52,6 +52,8 @@ _CERTAIN = 2.0
 _SAME = 0.01
 """Means that differ by less are as good as each other."""
 _FAR, _FEW = 2.0, 0.2
+_MOST_PROPOSALS = 30
+_FAILED_FACTOR = 10.0
 _IN_VAIN = 2
 """Proposals in a row that are no better, after which there are no more."""
 _DRIFT = 0.1
@@ -109,50 +111,62 @@ class Search:
     def _one_by_one(self) -> None:
         for knob in self._space:
             for value in knob.values:
-                if knob.name in self._useless:
+                if self._is_idle(knob, self._best):
                     break
                 trial = self._tried({**self._best, knob.name: value})
-                ahead = knob.rises and value > self._best[knob.name]  # type: ignore[operator]
+                best = self._best[knob.name]
+                ahead = knob.rises and (knob.counts or best != knob.values[0]) and value > best  # type: ignore[operator]
                 if ahead and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
                     break  # more will be slower yet
 
+    def _is_idle(self, knob: Knob, settings: Settings) -> bool:
+        """Whether it changes nothing here."""
+        start = start_of(self._space)
+        return knob.name in self._useless or (bool(knob.needs) and settings[knob.needs] == start[knob.needs])
+
     def _proposals(self) -> None:
-        in_vain = 0
-        while in_vain < _IN_VAIN and len({_key(trial.settings) for trial in self._trials}) < size_of(self._space):
+        in_vain, start = 0, start_of(self._space)
+        for _ in range(_MOST_PROPOSALS):
             proposed = self._study.ask(self._distributions)
-            now = start_of(self._space)
-            settings = {name: now[name] if name in self._useless else proposed.params[name] for name in now}
-            known = self._measured(settings)
-            if known:
-                self._study.tell(proposed, known[0])
-                in_vain += 1
-                continue
+            settings = dict(proposed.params)
+            for knob in self._space:
+                if self._is_idle(knob, settings):
+                    settings[knob.name] = start[knob.name]
+            known = [trial for trial in self._trials if _key(trial.settings) == _key(settings)]
             before = self._best
-            trial = self.trial(settings)
-            self._study.tell(proposed, trial.sample_seconds or None, state=_state(trial))
-            in_vain = 0 if self._best is not before else in_vain + 1
+            trial = known[0] if known else self.trial(settings)
+            self._study.tell(proposed, self._value(trial))
+            in_vain = 0 if self._best is not before else in_vain + (not known)
+            if in_vain >= _IN_VAIN:
+                return
+
+    def _value(self, trial: Trial) -> float:
+        """What the sampler is told: a failed one is far slower than any, as it learns nothing of failures as such."""
+        return trial.sample_seconds or _FAILED_FACTOR * self._mean(start_of(self._space))[0]
 
     def _confirm(self) -> None:
-        """Repeat the best, and those that may be better, by turns, until they are told apart."""
+        """Repeat the best, what there was, and those that may be better, by turns, until they are told apart."""
         while contenders := self._contenders():
             for settings in contenders:
                 self.trial(settings)
+            self._best = self._fastest()
 
     def _contenders(self) -> list[Settings]:
         """What has to be repeated; nothing, once the best is known to be so."""
-        mean, error = self._mean(self._best)
+        start, (mean, error) = start_of(self._space), self._mean(self._best)
         doubtful = []
         for settings in self._ranked()[:3]:
             other, its = self._mean(settings)
-            repeats = len(self._measured(settings))
             close = _SAME * mean < abs(other - mean) < _CERTAIN * hypot(error, its)
-            if _key(settings) != _key(self._best) and close and repeats < self._effort.most_repeats:
+            if _key(settings) != _key(self._best) and close:
                 doubtful.append(settings)
-        if len(self._measured(self._best)) < 2 or (
-            doubtful and len(self._measured(self._best)) < self._effort.most_repeats
-        ):
-            return [self._best, *doubtful]
-        return doubtful
+        wanted = [self._best, *doubtful] if doubtful else [one for one in (self._best, start) if self._repeats(one) < 2]
+        distinct = {_key(one): one for one in wanted}.values()
+        return [one for one in distinct if self._repeats(one) < self._effort.most_repeats]
+
+    def _repeats(self, settings: Settings) -> int:
+        """Trials of these settings, failed ones too."""
+        return sum(_key(trial.settings) == _key(settings) for trial in self._trials)
 
     def _tried(self, settings: Settings) -> Trial:
         """The trial of these settings; the one that there was, if there was one."""
@@ -160,12 +174,10 @@ class Search:
         if known:
             return known[-1]
         trial = self.trial(settings)
-        values = None if trial.state == FAILED else [trial.sample_seconds]
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(settings), distributions=self._distributions, values=values, state=_state(trial)
-            )
-        )
+        if trial.sample_seconds or self._measured(start_of(self._space)):
+            values = [self._value(trial)]
+            told = optuna.trial.create_trial(params=dict(settings), distributions=self._distributions, values=values)
+            self._study.add_trial(told)
         return trial
 
     def trial(self, settings: Settings) -> Trial:
@@ -182,7 +194,7 @@ class Search:
             with self._start(settings) as running:
                 until = deadline
                 for chunk in _regular(_noted(running.chunks(deadline), chunks), effort.warm_up):
-                    if chunk.trouble:
+                    if chunk.trouble and self._trials:  # what there is may be in trouble
                         raise Failed(chunk.trouble)
                     self._useless.update(chunk.useless)
                     until = until if seconds else min(deadline, time.monotonic() + effort.trial_seconds)
@@ -192,18 +204,17 @@ class Search:
                         break
                     if self._is_enough(seconds) or (time.monotonic() > until and len(seconds) >= effort.fewest):
                         break
-            if not seconds:
-                raise Failed("it ended before it was regular")
-        except Failed as failure:
+            if state == DONE and len(seconds) < effort.fewest:
+                raise Failed("it ended before enough was measured")
+        except (Failed, HotloopError, OSError) as failure:
             if time.monotonic() >= self._began + effort.budget_seconds:
                 raise _BudgetUsed from None
             state, why = FAILED, str(failure)
         if state == DONE and (drift := self._drift(chunks)):
             state, why = FAILED, drift
-        known = [chunk.loss for chunk in chunks if chunk.loss is not None]
-        loss = known[-1] if known else None
+        losses = _losses(chunks)
         mean, error = _mean(seconds) if state != FAILED else (0.0, 0.0)
-        trial = Trial(dict(settings), state, mean, error, loss, time.monotonic() - now, why)
+        trial = Trial(dict(settings), state, mean, error, losses[-1] if losses else None, time.monotonic() - now, why)
         self._trials.append(trial)
         self._told(trial)
         if state == DONE and self._is_better(settings):
@@ -219,12 +230,13 @@ class Search:
         """Why these losses will not do: they are held against those of the first trial, over the same steps."""
         if not self._first:
             self._first = chunks
-        steps = min(sum(chunk.steps for chunk in trial) for trial in (chunks, self._first))
+        first, found = _losses(self._first), _losses(chunks)
+        steps = min(len(first), len(found))
         if not steps:
             return ""
-        expected, found = (_mean_loss(trial, steps) for trial in (self._first, chunks))
-        if not abs(found - expected) <= _DRIFT * abs(expected):  # NaN, too
-            return f"its loss over {steps} steps was {found:.4g} where {expected:.4g} was expected"
+        expected, mean = fmean(first[:steps]), fmean(found[:steps])
+        if not abs(mean - expected) <= max(_DRIFT * abs(expected), pstdev(first[:steps])):  # NaN, too
+            return f"its loss over {steps} steps was {mean:.4g} where {expected:.4g} was expected"
         return ""
 
     def _is_enough(self, seconds: Sequence[float]) -> bool:
@@ -252,14 +264,20 @@ class Search:
         found = {_key(trial.settings): trial.settings for trial in self._trials if trial.state == DONE}
         return sorted(found.values(), key=lambda settings: self._mean(settings)[0])
 
+    def _fastest(self) -> Settings:
+        """What there was, if nothing is faster by enough to be worth a change."""
+        start, ranked = start_of(self._space), self._ranked()
+        faster = ranked and self._mean(ranked[0])[0] < (1 - _SAME) * self._mean(start)[0]
+        return ranked[0] if faster else start
+
     def _concluded(self, target: tuple[str, ...], ended: str) -> Tuning:
-        start, best = start_of(self._space), self._best
+        start, best = start_of(self._space), self._fastest()
         (before, its), (after, error) = self._mean(start), self._mean(best)
         others = [settings for settings in self._ranked() if _key(settings) != _key(best)]
         certain = True
         if others:
             second, spread = self._mean(others[0])
-            certain = second - after > _CERTAIN * hypot(error, spread) or second - after < _SAME * after
+            certain = abs(second - after) < _SAME * after or second - after > _CERTAIN * hypot(error, spread)
         return Tuning(
             target=target,
             best=best,
@@ -296,13 +314,9 @@ def _noted(chunks: Iterator[Chunk], to: list[Chunk]) -> Iterator[Chunk]:
         yield chunk
 
 
-def _mean_loss(chunks: Sequence[Chunk], steps: int) -> float:
-    """Over the first steps."""
-    total, left = 0.0, steps
-    for chunk in chunks:
-        taken = min(left, chunk.steps)
-        total, left = total + taken * (chunk.loss or 0.0), left - taken
-    return total / steps
+def _losses(chunks: Sequence[Chunk]) -> list[float]:
+    """Of each step, as far as they are told apart."""
+    return [loss for chunk in chunks for steps, loss in chunk.losses for _ in range(steps)]
 
 
 def _mean(seconds: Sequence[float]) -> tuple[float, float]:
@@ -316,7 +330,3 @@ def _mean(seconds: Sequence[float]) -> tuple[float, float]:
 
 def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, repr(value)) for name, value in settings.items()))
-
-
-def _state(trial: Trial) -> optuna.trial.TrialState:
-    return optuna.trial.TrialState.FAIL if trial.state == FAILED else optuna.trial.TrialState.COMPLETE

@@ -23,7 +23,7 @@ def job_settings(tuning: Tuning, job: Job) -> str:
         for table in tables:
             section = section.setdefault(table, {})
         section[last] = value
-    threads = {"threads": tuning.best["threads"]} if "threads" in tuning.best else {}
+    threads = {"threads": tuning.best["threads"]} if tuning.best.get("threads") else {}
     return tomli_w.dumps({"job": nested, "process": threads, "evidence": _evidence(tuning)})
 
 

@@ -8,6 +8,7 @@ from hotloop.accelerate.plan import EXACT, KINDS
 from hotloop.core.job import Job
 from hotloop.core.tuning import Settings, Value
 
+_MOST_WORKERS = 64
 _ONE_BY_ONE = ("loader", "threads")
 """Accelerations of `hotloop run` whose own settings are searched instead."""
 
@@ -20,11 +21,15 @@ class Knob:
         name: a job's key, such as "speed.compile"; or of `hotloop run`.
         values: that may be tried; the first is what stands there now.
         rises: whether they are numbers that rise from the second on, and speed rises with them to some point.
+        counts: whether the first is such a number, too, and not a word for what there is.
+        needs: another setting, without a change of which this one has no effect.
     """
 
     name: str
     values: tuple[Value, ...]
     rises: bool = False
+    counts: bool = False
+    needs: str = ""
 
 
 def start_of(space: Sequence[Knob]) -> Settings:
@@ -49,7 +54,7 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
         Knob("speed.compile", _first(job.speed.compile, (False, True, "blocks"))),
         Knob("precision", _first(job.precision, ("fp32", "tf32", "bf16", "float8") if gpu else ("fp32", "bf16"))),
         Knob("speed.channels_last", _first(job.speed.channels_last, (False, True))),
-        Knob("threads", _first(processors, (processors, max(1, processors // 2)))),
+        Knob("threads", (0, *sorted({processors, max(1, processors // 2)}))),
     ]
     if gpu:
         knobs += [
@@ -60,7 +65,9 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
     else:
         knobs.append(Knob("speed.keep_memory", _first(job.speed.keep_memory, (True, False))))
     if read:
-        knobs.append(Knob("data.workers", _first(job.data.workers, (0, *_workers(processors))), rises=True))
+        knobs.append(
+            Knob("data.workers", _first(job.data.workers, (0, *_workers(processors))), rises=True, counts=True)
+        )
         if gpu and images:
             knobs.append(Knob("data.decode", _first(job.data.decode, ("cpu", "hardware", "dali"))))
     if portions := _portions(job):
@@ -74,7 +81,8 @@ def _first(now: Value, values: Sequence[Value]) -> tuple[Value, ...]:
 
 def _workers(processors: int) -> list[int]:
     """Few, as many as there are processors, and more, for those that wait for a disk."""
-    return sorted({1, max(1, processors // 2), max(1, processors - 1), *(processors * 2**power for power in range(4))})
+    few = {1, max(1, processors // 2), max(1, processors - 1)}
+    return sorted({min(_MOST_WORKERS, each) for each in (*few, *(processors * 2**power for power in range(4)))})
 
 
 def _portions(job: Job) -> tuple[int, ...]:
@@ -88,7 +96,7 @@ def script_space(processors: int, level: str) -> tuple[Knob, ...]:
     """What can be tried for a script: the accelerations of `hotloop run`, on or off, and their numbers."""
     knobs = [
         Knob("workers", (0, *_workers(processors)), rises=True),
-        Knob("prefetch_factor", (0, 4)),
+        Knob("prefetch_factor", (0, 4), needs="workers"),
         Knob("threads", (0, *sorted({1, max(1, processors // 2), processors}))),
     ]
     for kind in KINDS:

@@ -23,13 +23,11 @@ def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], 
     job = load_job(file, overrides)
     sys.path.append(str(Path.cwd()))
     from hotloop.core.machine import read_machine
-    from hotloop.data.arrays import ArrayDataset
-    from hotloop.train.prepare import prepare
+    from hotloop.train.prepare import resolved_job
 
-    ready = prepare(job, read_machine(), lambda text: None)
-    read = not isinstance(ready.datasets[0][0], ArrayDataset)
-    space = job_space(ready.job, _processors(), ready.job.device == "cuda", read, job.task.name == "images")
-    return space, JobTrials(ready.job, os.environ), ready.job
+    resolved, read = resolved_job(job, read_machine())
+    space = job_space(resolved, _processors(), resolved.device == "cuda", read, job.task.name == "images")
+    return space, JobTrials(resolved, os.environ), resolved
 
 
 def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...], Start, None]:
@@ -43,4 +41,6 @@ def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...],
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0))
+    from hotloop.core.machine import usable_cpus
+
+    return usable_cpus()
