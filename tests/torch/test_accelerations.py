@@ -22,7 +22,7 @@ from hotloop.accelerate.forward import Bf16, ChannelsLast, Forward
 from hotloop.accelerate.guard import Guard
 from hotloop.accelerate.image_folder import Images, recipe_of
 from hotloop.accelerate.lanes import How
-from hotloop.accelerate.loading import Loading
+from hotloop.accelerate.loading import Loading, _may_stay
 from hotloop.accelerate.plan import Plan
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.switches import FusedOptimizer, ZeroGrad
@@ -66,6 +66,11 @@ def expected(passes: int, **options: Any) -> list[list[int]]:
     return [[number for batch in loader for number in batch.tolist()] for _ in range(passes)]
 
 
+def with_a_function(numbers: list[int]) -> Any:
+    """What cannot be sent from process to process."""
+    return numbers, lambda: numbers
+
+
 def settings_of(how: How, loader: Any) -> How:
     return how
 
@@ -73,6 +78,8 @@ def settings_of(how: How, loader: Any) -> How:
 HOWS = [None, How(0, 2, False), How(1, 2, False), How(2, 3, False)]
 
 
+# Of workers that end while they begin, torch's queues complain in a thread of theirs.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 13), st.sampled_from(HOWS)), max_size=3),
@@ -114,7 +121,7 @@ def test_what_a_lane_cannot_make_comes_from_the_script_in_its_place(loading: Loa
 
 def test_workers_stay_for_the_next_pass_unless_the_data_set_has_changed(loading: Loading) -> None:
     loading.set_how(lambda loader: How(1, 2, False))
-    loader = a_loader()
+    loader = a_loader(workers=1, persistent_workers=True)
 
     def worker() -> int:
         seen = iter(loader)
@@ -127,6 +134,73 @@ def test_workers_stay_for_the_next_pass_unless_the_data_set_has_changed(loading:
     assert worker() == first
     loader.dataset.count = 30  # type: ignore[attr-defined]
     assert worker() != first
+
+
+def test_a_data_set_of_the_scripts_own_gets_new_workers_in_each_pass() -> None:
+    """What it reads besides itself, globals say, may have changed."""
+    assert not _may_stay(a_loader())
+    assert _may_stay(a_loader(workers=1, persistent_workers=True))
+    assert _may_stay(DataLoader(torch.utils.data.TensorDataset(torch.ones(4)), 2))
+
+
+def test_an_open_file_is_not_shared_with_workers(loading: Loading, tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(range(40)))
+    with (tmp_path / "numbers").open("rb") as file:
+
+        class InFile(Numbers):
+            def __getitem__(self, index: int) -> int:
+                assert torch.utils.data.get_worker_info() is None
+                file.seek(index)
+                return file.read(1)[0]
+
+        dataset = InFile(40)
+        dataset.file = file  # type: ignore[attr-defined]
+        loading.set_how(lambda loader: How(2, 2, False))
+        assert [n for batch in DataLoader(dataset, 4) for n in batch.tolist()] == list(range(40))
+
+
+def test_a_batch_that_cannot_be_sent_comes_all_the_same(
+    loading: Loading, failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.accelerate.lanes._PATIENCE_SECONDS", 1.0)
+    loading.set_how(lambda loader: How(1, 2, False))
+    loader = DataLoader(Numbers(6), 2, collate_fn=with_a_function)
+    assert [numbers for numbers, _ in loader] == [[0, 1], [2, 3], [4, 5]]
+    assert failures
+
+
+def test_a_sampler_draws_as_often_as_without_us(loading: Loading) -> None:
+    """Two loaders at once, whose orders come from one generator."""
+
+    def orders() -> list[Any]:
+        torch.manual_seed(0)
+        loaders = [DataLoader(Numbers(12), 3, shuffle=True) for _ in range(2)]
+        found = [(one.tolist(), other.tolist()) for one, other in zip(*loaders, strict=True)]
+        return [found, torch.rand(1).item()]
+
+    plain = orders()
+    loading.set_how(lambda loader: How(2, 2, False))
+    assert orders() == plain
+
+
+def test_an_error_of_the_script_comes_at_its_batch(loading: Loading, failures: list[str]) -> None:
+    class Bad(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 7:
+                raise ValueError("seven")
+            return index
+
+    loading.set_how(lambda loader: How(1, 2, False))
+    iterator, found = iter(DataLoader(Bad(12), 2)), []
+    while True:
+        try:
+            found.append(next(iterator).tolist())
+        except StopIteration:
+            break
+        except ValueError:
+            found.append("seven")
+    assert found == [[0, 1], [2, 3], [4, 5], "seven", [8, 9], [10, 11]]
+    assert failures == []
 
 
 def test_two_passes_at_once_have_lanes_of_their_own(loading: Loading) -> None:

@@ -1,6 +1,7 @@
 """The batches of one pass over a DataLoader by other means, changed in its middle without losing or doubling any."""
 
 import copy
+import multiprocessing
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ import torch
 from torch.utils.data import dataloader
 
 from hotloop.data.worker import NICE
+
+_PATIENCE_SECONDS = 120.0
+"""After which a batch that has not come is made as the script would have made it: one that cannot be sent from process
+to process never comes, and nothing says so.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,31 @@ class How:
 
 
 class IndexSource:
-    """The index batches of one pass, as the loader's own sampler gives them."""
+    """The index batches of one pass, as the loader's own sampler gives them. What that raises, the end too, is raised
+    from then on: it is not asked again.
+    """
 
     def __init__(self, indices: Iterator[Any]) -> None:
         self._indices = indices
         self._back: deque[Any] = deque()
+        self._ended = False
+        self._error: Exception | None = None
 
     def __next__(self) -> Any:
-        return self._back.popleft() if self._back else next(self._indices)
+        if self._back:
+            return self._back.popleft()
+        if self._error:
+            raise self._error
+        if self._ended:
+            raise StopIteration
+        try:
+            return next(self._indices)
+        except StopIteration:  # itself it would keep alive whoever has asked
+            self._ended = True
+            raise
+        except Exception as error:
+            self._error = error
+            raise
 
     def give_back(self, indices: "deque[Any]") -> None:
         """They come again next, in their order."""
@@ -118,9 +141,20 @@ class Lane:
         self.is_own = is_own
         self._indices = LaneIndices(source)
         self._loader = _clone(loader, dataset, how, self._indices)
+        if how.workers and not is_own:
+            _beside_ours(loader, self._loader)
         self._loader.generator = torch.Generator().manual_seed(seed)  # it draws the workers' seeds
         multi = dataloader._MultiProcessingDataLoaderIter if how.workers else dataloader._SingleProcessDataLoaderIter
-        self.iterator = multi(self._loader)
+        self.iterator: Any
+        try:
+            self.iterator = multi(self._loader)
+        except BaseException:  # no process could be started
+            source.give_back(self._indices.under_way)
+            raise
+        if how.workers and not is_own:
+            # A worker's death is found where its batch is awaited; torch would raise it anywhere in the script.
+            torch._C._remove_worker_pids(id(self.iterator))
+            self.iterator._worker_pids_set = False
 
     def restart(self, source: IndexSource) -> None:
         """Another pass with the same workers."""
@@ -166,9 +200,16 @@ def _clone(loader: Any, dataset: Any, how: How, indices: LaneIndices) -> Any:
     own.update(dataset=dataset, num_workers=how.workers, pin_memory=how.pin_memory, _iterator=None)
     own.update(persistent_workers=bool(how.workers), prefetch_factor=how.prefetch_factor if how.workers else None)
     own["sampler" if loader.batch_sampler is None else "batch_sampler"] = indices
-    if how.workers:
-        own["worker_init_fn"] = _Considerate(loader.worker_init_fn)
     return clone
+
+
+def _beside_ours(loader: Any, clone: Any) -> None:
+    """For workers that the script did not ask for."""
+    own = vars(clone)
+    own["worker_init_fn"] = _Considerate(loader.worker_init_fn)
+    own["timeout"] = loader.timeout or _PATIENCE_SECONDS
+    if loader.multiprocessing_context is None:  # any other way would import the script once more in each of them
+        own["_DataLoader__multiprocessing_context"] = multiprocessing.get_context("fork")
 
 
 class _Considerate:

@@ -3,12 +3,14 @@
 import hashlib
 import os
 import pickle
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.utils.data import DataLoader, dataloader
@@ -57,6 +59,8 @@ class Loading:
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._lanes: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
+        self._drawn: WeakSet[Any] = WeakSet()
+        self._passes: WeakSet[Pass] = WeakSet()
         self._patches = Patches()
 
     def install(self) -> None:
@@ -73,21 +77,35 @@ class Loading:
         """The thread that calls this is the one that trains."""
         self._thread = threading.get_ident()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the thread that trains."""
+        return threading.get_ident() == self._thread and os.getpid() == self._process
+
     def set_how(self, how: Callable[[Any], How] | None) -> None:
-        """Make batches in another way from now on, those of the pass that is under way too."""
-        self.how = how
-        current = self.current()
-        if current:
-            current.change()
+        """Make batches in another way from now on, those of passes that are under way too.
+
+        Raises:
+            Exception: that cannot be done; then it stays as it was.
+        """
+        before, self.how = self.how, how
+        try:
+            for each in list(self._passes):
+                each.change()
+        except BaseException:
+            self.how = before
+            raise
 
     def _iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def iterate(loader: Any) -> Any:
-            ours = threading.get_ident() == self._thread and os.getpid() == self._process
-            if not ours or loader._dataset_kind != dataloader._DatasetKind.Map or not loader.in_order:
+            known = type(loader)._get_iterator is DataLoader._get_iterator  # else it is another one's business
+            indexed = loader._dataset_kind == dataloader._DatasetKind.Map and loader.in_order
+            if not self.is_ours or not known or not indexed:
                 return original(loader)
             started = time.perf_counter()
             found = self._pass(loader, original)
             self.waited += time.perf_counter() - started
+            self._passes.add(found)
             self.current = ref(found)
             return found
 
@@ -95,33 +113,42 @@ class Loading:
 
     def _pass(self, loader: Any, original: Callable[..., Any]) -> "Pass":
         if not self.how:
+            self._drawn.add(loader)
             return Pass(self, loader, OwnLane(original(loader)))
-        seed = 0
-        if not (loader.persistent_workers and loader._iterator):  # the script's own would draw it
+        # The same draws in the same order as torch's own iterators.
+        indices, seed = iter(loader._index_sampler), 0
+        persistent = loader.persistent_workers and loader.num_workers
+        if not (persistent and (loader._iterator or loader in self._drawn)):
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
-        source = IndexSource(iter(loader._index_sampler))
-        found = Pass(self, loader, None, source, seed)
-        found.lane = self.lane(found, source, seed)
-        return found
+            if loader.num_workers:
+                indices = iter(loader._index_sampler)
+        self._drawn.add(loader)
+        found = Pass(self, loader, None, IndexSource(indices), seed)
+        if loader.num_workers:
+            found.begin()
+        return found  # without workers a loader asks its sampler when it is asked for a batch
 
     def lane(self, user: "Pass", source: IndexSource, seed: int) -> Lane:
         """A lane of the present settings; the one that was left by an earlier pass, if nothing has changed since."""
         assert self.how
         loader, how = user.loader, self.how(user.loader)
         kept, digest = self._lanes.get(loader), _digest(loader)
+        if digest is None and not loader.num_workers:  # it holds an open file, say, which processes cannot share
+            how = replace(how, workers=0)
         if kept and kept.user() is None:
-            if digest and (kept.digest, kept.how) == (digest, how):
+            if digest and (kept.digest, kept.how) == (digest, how) and _may_stay(loader):
                 kept.user = ref(user)
                 kept.lane.restart(source)
                 return kept.lane
             kept.lane.end()
+            self.drop(loader)
         lane = Lane(loader, self.dataset_of(loader.dataset, how), how, source, seed)
         if not kept or kept.user() in (None, user):  # else two passes of one loader are under way at once
-            self._lanes[loader] = _Kept(lane, how, digest, ref(user))
+            self._lanes[loader] = _Kept(lane, how, digest or "", ref(user))
         return lane
 
     def drop(self, loader: Any) -> None:
-        """A lane of it has broken."""
+        """A lane of it has broken, or has ended."""
         self._lanes.pop(loader, None)
 
 
@@ -140,21 +167,29 @@ class _Kept:
 
 
 class Pass:
-    """One pass over a loader, as the script iterates over it."""
+    """One pass over a loader, as the script iterates over it; from another thread too."""
 
     def __init__(
-        self, loading: Loading, loader: Any, lane: OwnLane | Lane | None, source: IndexSource | None = None,
-        seed: int = 0,
-    ) -> None:  # fmt: skip
+        self, loading: Loading, loader: Any, lane: OwnLane | None, source: IndexSource | None = None, seed: int = 0
+    ) -> None:
         self.loader = loader
         self.lane: Any = lane
         self._loading = loading
-        self._source: Any = lane.source if isinstance(lane, OwnLane) else source
-        self._seed = lane.seed if isinstance(lane, OwnLane) else seed
+        self._source: Any = lane.source if lane else source
+        self._seed = lane.seed if lane else seed
         self._next_lane: Any = None
         self._blamed: Exception | None = None
         self._ahead: deque[Any] = deque()
         self._ended = False
+        self._lock = threading.RLock()
+
+    def begin(self) -> None:
+        """Start making batches; as the script would, if that is all that works."""
+        try:
+            self.lane = self._loading.lane(self, self._source, self._seed)
+        except Exception as error:
+            self.lane = self._own_lane()
+            self._loading.failed(_words(error))
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -163,39 +198,56 @@ class Pass:
         return len(self.loader._index_sampler)
 
     def __getattr__(self, name: str) -> Any:
+        if not self.lane:
+            self.begin()
         return getattr(self.lane.iterator, name)
 
     def __next__(self) -> Any:
         loading, started, worked = self._loading, time.perf_counter(), time.thread_time()
+        if loading.is_ours:
+            loading.current = ref(self)
         try:
-            batch = self._ahead.popleft() if self._ahead else self._take()
-            passing = loading.passing
-            if passing and passing.is_ahead and not self._ended and self.lane.is_ready:
-                self._look_ahead()
+            with self._lock:
+                batch = self._ahead.popleft() if self._ahead else self._take()
+                if isinstance(batch, _Raised):
+                    raise batch.error
+                passing = loading.passing
+                if passing and passing.is_ahead and not self._ended and self.lane.is_ready:
+                    self._look_ahead()
         finally:
-            loading.waited += time.perf_counter() - started
-            loading.worked += time.thread_time() - worked
+            if loading.is_ours:
+                loading.waited += time.perf_counter() - started
+                loading.worked += time.thread_time() - worked
         return batch
 
     def _look_ahead(self) -> None:
         try:
             self._ahead.append(self._take())
-        except StopIteration:
-            self._ended = True
+        except Exception as error:  # raised when its turn has come
+            self._ahead.append(_Raised(error))
 
     def change(self) -> None:
-        """Go on as is set now; what is under way comes first."""
-        if self._ended:
-            return
-        self.lane.close()
-        if self._next_lane:  # it has not begun yet
-            self._next_lane.abandon(self._source)
-        loading = self._loading
-        self._next_lane = loading.lane(self, self._source, self._seed) if loading.how else self._own_lane()
+        """Go on as is set now; what is under way comes first.
+
+        Raises:
+            Exception: that cannot be done; then it goes on as before.
+        """
+        with self._lock:
+            if self._ended or not self.lane:
+                return
+            if self._next_lane:  # it has not begun yet
+                self._next_lane.abandon(self._source)
+                self._next_lane = None
+            loading = self._loading
+            following = loading.lane(self, self._source, self._seed) if loading.how else self._own_lane()
+            self.lane.close()
+            self._next_lane = following
 
     def _take(self) -> Any:
         if self._ended:
             raise StopIteration
+        if not self.lane:
+            self.begin()
         try:
             batch = self._of_lane()
         except StopIteration:
@@ -217,13 +269,14 @@ class Pass:
                 continue
             except Exception as error:
                 if self.lane.is_own:
+                    self._blamed = None  # it is the script's own
                     raise
                 self._fall_back(error)
                 continue
             self._loading.batches += not self.lane.is_own
             if self._blamed:  # the script's own way has not raised it
-                self._loading.failed(f"{type(self._blamed).__name__}: {self._blamed}")
-                self._blamed = None
+                blamed, self._blamed = self._blamed, None
+                self._loading.failed(_words(blamed))
             return batch
 
     def _fall_back(self, error: Exception) -> None:
@@ -242,14 +295,54 @@ class Pass:
         return Lane(loader, loader.dataset, how, self._source, self._seed, is_own=True)
 
 
-def _digest(loader: Any) -> str:
-    """Of what workers are given; another one if the script has changed it. Empty if that cannot be told."""
+class _Raised:
+    """In place of a batch."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def _may_stay(loader: Any) -> bool:
+    """Whether workers may go on into the next pass: the script asked for it, or what they run is no code of its own,
+    whose globals it may have changed since.
+    """
+    parts = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
+    modules = [sys.modules.get(getattr(part, "__module__", ""), None) for part in parts if part is not None]
+    return loader.persistent_workers or all("-packages" in (getattr(one, "__file__", "") or "") for one in modules)
+
+
+def _digest(loader: Any) -> str | None:
+    """Of what workers are given; another one if the script has changed it. Empty if that is too much to be compared,
+    None if it cannot be pickled.
+    """
     found = _Digest()
     try:
-        pickle.Pickler(found, pickle.HIGHEST_PROTOCOL).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-    except Exception:  # whatever a data set raises when it is pickled
+        _Pickler(found).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+    except _TooLarge:
         return ""
+    except Exception:  # whatever a data set raises when it is pickled
+        return None
     return found.hash.hexdigest()
+
+
+class _TooLarge(Exception):
+    """More than is compared."""
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, to: "_Digest") -> None:
+        super().__init__(to, pickle.HIGHEST_PROTOCOL)
+        self._to = to
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.nbytes > self._to.room:  # it would be copied first
+            raise _TooLarge
+        return NotImplemented
 
 
 class _Digest:
@@ -257,10 +350,10 @@ class _Digest:
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b()
-        self._room = _DIGESTED_BYTES
+        self.room = _DIGESTED_BYTES
 
     def write(self, content: Any) -> None:
-        self._room -= memoryview(content).nbytes
-        if self._room < 0:
-            raise ValueError("too large to be compared")
+        self.room -= memoryview(content).nbytes
+        if self.room < 0:
+            raise _TooLarge
         self.hash.update(content)
