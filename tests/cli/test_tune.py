@@ -47,7 +47,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_scripts_settings_are_found_and_used(script: Path, hotloop: Command) -> None:
-    done = hotloop("tune", "--budget", "25s", "--json", "--", sys.executable, "train.py", expect=0)
+    done = hotloop("tune", "--budget", "40s", "--json", "--", sys.executable, "train.py", expect=0)
     found = json.loads(done.out)
     assert found["best"]["workers"] > 1
     assert found["ratio"] > 1.5

@@ -82,7 +82,7 @@ class Copies:
         if self.is_on:
             places = self._places.get(loader, {})
             for place, tensor in enumerate(_tensors(batch)):
-                if place in places and tensor.is_pinned():
+                if place in places and tensor.is_pinned() and not tensor.is_inference():
                     self._send(tensor, places[place])
 
     def _send(self, tensor: Tensor, device: torch.device) -> None:
@@ -96,7 +96,8 @@ class Copies:
 
     def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            known = None if tensor.is_cuda else self._known(tensor)
+            plain = not (tensor.is_cuda or tensor.requires_grad or tensor.is_inference())
+            known = self._known(tensor) if plain else None
             wanted = _destination(original.__name__, args, kwargs) if known else None
             if not known or not wanted:
                 return original(tensor, *args, **kwargs)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hotloop.accelerate.guard import Guard, same_dtypes
+from hotloop.accelerate.guard import Guard, in_float32
 from hotloop.accelerate.training import Training
 from hotloop.attach.patches import Patches
 
@@ -98,7 +98,7 @@ class Forward:
             outputs = compute(model, *args, **kwargs)
         for name in self.on:
             self.counts[name] = self.counts.get(name, 0) + 1
-        return same_dtypes(outputs, torch.float32) if cast else outputs
+        return in_float32(outputs) if cast else outputs
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -122,8 +122,13 @@ class _ModelAcceleration:
         if not training.models:
             return "no module with weights was seen at work"
         parts = (type(part).__name__ for model in training.models for part in model.modules())
-        if any(name.startswith(("FullySharded", "FSDP")) for name in parts):
+        found = set(parts)
+        if any(name.startswith(("FullySharded", "FSDP")) for name in found):
             return "the model is sharded"
+        if "SyncBatchNorm" in found and training.ranks.number > 1:
+            return "ranks that share batch normalisation would have to fail together"
+        if any("forward" in vars(model) for model in training.models):
+            return "something else has replaced the model's forward"
         return ""
 
     def switch_on(self, training: Training) -> None:
@@ -168,7 +173,8 @@ class ChannelsLast(_ModelAcceleration):
         super().switch_on(training)
 
     def switch_off(self) -> None:
-        self._lay_out(self._training, torch.contiguous_format)
+        if self.name in self._forward.on:  # in the middle of a step, after an error, weights stay as they lie
+            self._lay_out(self._training, torch.contiguous_format)
         super().switch_off()
 
     def _lay_out(self, training: Training, layout: torch.memory_format) -> None:

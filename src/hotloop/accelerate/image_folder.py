@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+from torchvision import datasets, transforms
+from torchvision.transforms import InterpolationMode
 
 from hotloop.core.errors import DamagedSample
 from hotloop.data.decode import decode_crop, read_file
@@ -33,9 +35,6 @@ def recipe_of(dataset: Any) -> Recipe | None:
     """What an ImageFolder's transforms do, if they are RandomResizedCrop, RandomHorizontalFlip, ToTensor and Normalize,
     the second and the last of which may be missing; None of anything else.
     """
-    from torchvision import datasets, transforms
-    from torchvision.transforms import InterpolationMode
-
     if type(dataset) is not datasets.ImageFolder or dataset.loader is not datasets.folder.default_loader:
         return None
     if dataset.target_transform or type(dataset.transform) is not transforms.Compose:

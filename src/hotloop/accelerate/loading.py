@@ -48,7 +48,7 @@ class Loading:
         current: the pass that was asked last.
     """
 
-    def __init__(self, failed: Callable[[str], None]) -> None:
+    def __init__(self, failed: Callable[..., None]) -> None:
         self.how: Callable[[Any], How] | None = None
         self.dataset_of: Callable[[Any, How], Any] = lambda dataset, how: dataset
         self.passing: Passing | None = None
@@ -146,6 +146,15 @@ class Loading:
         if not kept or kept.user() in (None, user):  # else two passes of one loader are under way at once
             self._lanes[loader] = _Kept(lane, how, digest or "", ref(user))
         return lane
+
+    def seen(self, loader: Any, batch: Any) -> None:
+        """A batch is on its way; whatever becomes of what is done with it, the script gets it."""
+        assert self.passing
+        try:
+            self.passing.passed(loader, batch)
+        except Exception as error:  # out of memory, say
+            self.passing = None
+            self.failed(_words(error), "prefetch")
 
     def drop(self, loader: Any) -> None:
         """A lane of it has broken, or has ended."""
@@ -254,7 +263,7 @@ class Pass:
             self._ended = True
             raise
         if self._loading.passing:
-            self._loading.passing.passed(self.loader, batch)
+            self._loading.seen(self.loader, batch)
         return batch
 
     def _of_lane(self) -> Any:

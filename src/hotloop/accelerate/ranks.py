@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import torch
 
-_PATIENCE = timedelta(minutes=5)
+_PATIENCE = timedelta(minutes=1)
 _PREFIX = "hotloop"
 
 

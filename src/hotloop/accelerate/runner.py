@@ -6,11 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from math import hypot, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 _SLOWER = 0.02
 """Share of a step from which on an acceleration that costs time is taken back."""
 _TOLD_SECONDS = 0.25
+_FAR, _FEW = 5.0, 0.06
+"""Steps so many times as long as most are left out of a mean, if they are so few of all: workers that give their
+batches by turns make many of them long.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,13 @@ class Mean:
     waits: float
 
 
+def _usual(steps: list[Step]) -> list[Step]:
+    """Without the few in which something else was done, validation or saving say."""
+    limit = _FAR * median(step.seconds for step in steps)
+    usual = [step for step in steps if step.seconds <= limit]
+    return usual if len(usual) >= (1 - _FEW) * len(steps) else steps
+
+
 def begin(module: Any, attachment: Attachment) -> None:
     """Accelerate the training in this process, once it trains."""
     runner = Runner(Plan(**attachment.settings), Path(attachment.folder))
@@ -86,7 +97,7 @@ class Runner:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
         self._folder = folder
-        self._loading = Loading(lambda why: self._failed("loader", why))
+        self._loading = Loading(lambda why, name="loader": self._failed(name, why))
         self._forward = Forward(self._failed)
         self._training: Training | None = None
         self._told: dict[str, Acceleration] = {}
@@ -100,6 +111,7 @@ class Runner:
         self._busy = 1.0
         self._process = os.getpid()
         self._ended = False
+        self._ranks: Ranks | None = None
         self._finder: StepFinder
         batches = Batches(self._loading)
         made: list[Switch] = [
@@ -124,9 +136,13 @@ class Runner:
         """The first step has ended."""
         if self._ended:
             return
-        if self._run:
+        if self._run:  # it was taken for a script without an optimizer
             self._run.close()
-        self._training = Training(self._plan, Ranks(), device, optimizer)
+        for name in self._told:
+            self._take_back(name, UNDONE, "the script turned out to step otherwise")
+        self._told.clear()
+        self._ranks = self._ranks or Ranks()
+        self._training = Training(self._plan, self._ranks, device, optimizer)
         self._loading.adopt()
         save_on_sigterm()
         self._began, self._steps = None, []
@@ -232,10 +248,12 @@ class Runner:
         self._synchronize(training)
         workers = [worker.pid for worker in self._workers()]
         activity, worked = Activity(workers), self._loading.worked
-        started = time.perf_counter()
-        steps = yield number
+        steps = list((yield number))
+        ended = time.perf_counter()
         self._synchronize(training)
-        mean = (time.perf_counter() - started) / number
+        steps[-1] = replace(steps[-1], seconds=steps[-1].seconds + time.perf_counter() - ended)
+        steps = _usual(steps)
+        number, mean = len(steps), fmean(step.seconds for step in steps)
         waited = sum(step.waited for step in steps)
         busy = (self._loading.worked - worked) / waited if waited else 0.0
         self._busy = activity.workers_busy(workers) if workers else busy
@@ -253,13 +271,17 @@ class Runner:
 
     def _switched_on(self, name: str, switch: Switch, training: Training) -> bool:
         kind = kind_of(name)
-        told = Acceleration(name, kind.level, UNFIT, why=switch.unfit(training))
-        if not told.why:
-            told = replace(told, state=ON, why=kind.what)
-            try:
+        told = Acceleration(name, kind.level, UNFIT)
+        try:
+            told = replace(told, why=switch.unfit(training))
+            if not told.why:
+                told = replace(told, state=ON, why=kind.what)
                 switch.switch_on(training)
-            except Exception as error:  # the run goes on without it
-                told = replace(told, state=FAILED, why=f"{type(error).__name__}: {error}")
+        except Exception as error:  # the run goes on without it
+            if told.state == ON:
+                with suppress(Exception):
+                    switch.switch_off()
+            told = replace(told, state=FAILED, why=f"{type(error).__name__}: {error}")
         self._told[name] = told
         if training.ranks.any(told.state != ON):
             self._take_back(name, FAILED, "another rank could not use it")
@@ -268,8 +290,10 @@ class Runner:
 
     def _take_back(self, name: str, state: str, why: str) -> None:
         if self._told[name].state == ON:
+            # What had been measured holds no longer, if it has failed.
+            gain = self._told[name].gain if state == UNDONE else None
+            self._told[name] = replace(self._told[name], state=state, why=why, gain=gain)
             self._switches[name].switch_off()
-            self._told[name] = replace(self._told[name], state=state, why=why)
 
     def _failed(self, name: str, why: str) -> None:
         """An acceleration has broken, and has been taken back."""
@@ -291,13 +315,16 @@ class Runner:
     def _write(self, training: Training) -> None:
         memory = {"host_peak": most_resident_bytes()}
         if training.device.type == "cuda":
-            report = memory_report(training.device)
-            memory |= {"device_peak": report.peak_bytes, "device_total": report.total_bytes}
+            with suppress(RuntimeError):  # after an error of the GPU each question to it raises that error again
+                report = memory_report(training.device)
+                memory |= {"device_peak": report.peak_bytes, "device_total": report.total_bytes}
         guard = self._forward.guard
         if guard.checked:
             self._notes.append(
                 f"{guard.checked} losses were compared with exact ones; at most {guard.largest:.2%} apart"
             )
+        if any(one.state == FAILED for one in self._told.values()):
+            self._notes.append("what failed after it was timed is still in the time of a step above")
         if self._run:
             self._notes.append("the script ended before all accelerations were tried")
         told = [replace(one, count=self._switches[one.name].count) for one in self._told.values()]

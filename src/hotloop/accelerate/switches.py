@@ -100,7 +100,7 @@ _CONVOLUTIONS = torch.nn.modules.conv._ConvNd
 
 
 class ZeroGrad:
-    """`zero_grad(set_to_none=False)` drops gradients; those that are missing at the step are zeros then, as without."""
+    """`zero_grad(set_to_none=False)` drops gradients; those that backward does not bring are zeros, as without."""
 
     name = "zero_grad"
 
@@ -111,6 +111,7 @@ class ZeroGrad:
         self._dropped: set[torch.nn.Parameter] = set()
         self._patches = Patches()
         self._patches.replace(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        self._patches.replace(torch.Tensor, "backward", self._backward)
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def unfit(self, training: Training) -> str:
@@ -137,19 +138,33 @@ class ZeroGrad:
                 original(optimizer, set_to_none)
                 return
             for group in optimizer.param_groups:
-                self._dropped.update(each for each in group["params"] if each.grad is not None)
-            original(optimizer, True)
+                for each in group["params"]:
+                    if each.grad is None:
+                        continue
+                    if each.grad._is_view():  # of a buffer of the script's own
+                        each.grad.zero_()
+                    else:
+                        each.grad = None
+                        self._dropped.add(each)
             self.count += 1
 
         return zero_grad
 
+    def _backward(self, original: Callable[..., None]) -> Callable[..., None]:
+        def backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            original(tensor, *args, **kwargs)
+            self._fill()
+
+        return backward
+
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._dropped:
-            return
-        for group in optimizer.param_groups:
-            for each in group["params"]:
-                if each in self._dropped and each.grad is None:
-                    each.grad = torch.zeros_like(each)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Gradients that have not come are zeros."""
+        for each in self._dropped:
+            if each.grad is None:
+                each.grad = torch.zeros_like(each)
         self._dropped.clear()
 
 
@@ -176,6 +191,7 @@ class Tf32:
         torch.set_float32_matmul_precision(self._before)
 
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
 
@@ -201,8 +217,10 @@ class FusedOptimizer:
                 return "the script asks for another kind of step"
             if group.get("foreach") is not None or group.get("fused") is False:
                 return "the script asks for another kind of step"
-            if any(not each.is_floating_point() or each.device.type not in ("cuda", "cpu") for each in group["params"]):
-                return "not all weights are floating-point numbers"
+            if any(each.dtype not in _FLOATS or each.device.type not in ("cuda", "cpu") for each in group["params"]):
+                return "not all weights are of a precision that has a fused step"
+            if any(each.grad is not None and each.grad.is_sparse for each in group["params"]):
+                return "gradients are sparse"
         return ""
 
     def switch_on(self, training: Training) -> None:
@@ -229,7 +247,7 @@ class FusedOptimizer:
         """Adam counts its steps on the host, or fused on the device."""
         for weight, state in self._optimizer.state.items():
             if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].to(weight.device if fused else "cpu")
+                state["step"] = state["step"].to(weight.device if fused else "cpu", torch.float32)
 
     def _as_asked_for(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         for group, before in zip(state["param_groups"], self._before, strict=False):  # groups may have come

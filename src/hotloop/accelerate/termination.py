@@ -3,7 +3,10 @@
 import os
 import signal
 import threading
+import time
 from types import FrameType
+
+_SAME_SECONDS = 1.0
 
 
 def save_on_sigterm() -> None:
@@ -14,10 +17,16 @@ def save_on_sigterm() -> None:
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
 
+    first = 0.0
+
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one is not waited for
-        if os.getpid() != process:
+        nonlocal first
+        if first and os.getpid() == process and time.monotonic() - first < _SAME_SECONDS:
+            return  # schedulers signal a whole group, and its parents pass it on
+        if first or os.getpid() != process:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
+        first = time.monotonic()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)

@@ -1,5 +1,6 @@
 """Accelerations of the way that batches take: their loading, an ImageFolder's decoding, their copies to a GPU."""
 
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,8 @@ class LoaderWorkers:
             return "no DataLoader of indexed samples gives the batches"
         if training.waits < _WAITS:
             return f"waiting for batches is {training.waits:.1%} of a step"
+        if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
+            return "the script starts its processes in another way than by fork"
         return ""
 
     def switch_on(self, training: Training) -> None:
@@ -89,7 +92,10 @@ class ImageFolder:
         self.count = 0
 
     def unfit(self, training: Training) -> str:
-        from hotloop.accelerate.image_folder import Images, recipe_of
+        try:
+            from hotloop.accelerate.image_folder import Images, recipe_of
+        except ImportError as error:
+            return f"it is not installed where the script runs: {error.name}"
 
         current = self._batches.loading.current()
         if not current or not recipe_of(current.loader.dataset):
