@@ -274,6 +274,33 @@ def test_a_loss_that_drifts_takes_them_back() -> None:
     forward.remove()
 
 
+def test_losses_are_compared_while_something_stands_in_the_place_of_backward() -> None:
+    switch, forward, model = ZeroGrad(), Forward(lambda name, why: None), Net().train()
+    try:
+        forward.switch("none of them", a_training(model))
+        a_step(model, torch.randn(4, 3, 8, 8))
+        assert forward.guard.checked == 1
+    finally:
+        forward.remove()
+        switch.remove()
+
+
+def test_what_a_script_adds_up_is_added_up_once_while_losses_are_compared() -> None:
+    forward, model = Forward(lambda name, why: None), Net().train()
+    forward.switch("none of them", a_training(model))
+    total = torch.zeros(())
+    loss = model(torch.randn(4, 3, 8, 8)).square().mean()
+    total += loss.detach()
+    seen = torch.zeros(())
+    seen += loss
+    seen *= 2
+    assert total.item() == pytest.approx(loss.item())
+    assert seen.item() == pytest.approx(2 * loss.item())
+    seen.backward()
+    assert (forward.guard.checked, forward.guard.largest) == (1, pytest.approx(0, abs=1e-5))
+    forward.remove()
+
+
 def test_checking_changes_neither_random_numbers_nor_running_means() -> None:
     losses, states = [], []
     for guarded in (False, True):
