@@ -1,5 +1,6 @@
 """The documentation builds without a warning, its examples run, its tables are what was measured."""
 
+import json
 import re
 import subprocess
 import sys
@@ -86,6 +87,16 @@ def test_the_slow_script_is_profiled_as_the_page_says(tmp_path: Path) -> None:
     profile = str(tmp_path / "profiles/slow_loading-1/profile.json")
     compared = call(sys.executable, "-m", "hotloop", "profile", "compare", profile, profile)
     assert re.search(r"step_seconds +\S+ ms +\S+ ms +1.00x", compared)
+
+
+def test_the_slow_script_runs_faster_as_the_page_says(tmp_path: Path) -> None:
+    script = str(REPOSITORY / "examples/slow_loading.py")
+    options = ["--steps", "20", "--only", "loader", "--json-summary", str(tmp_path / "summary.json")]
+    out = call(sys.executable, "-m", "hotloop", "run", *options, "--", sys.executable, script, cwd=tmp_path)
+    assert len(re.findall(r"^epoch \d+: [\d.]+$", out, re.MULTILINE)) == 20, "what the script prints, and nothing else"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["accelerations"][0]["state"] == "on"
+    assert summary["ratio"] > 1.5
 
 
 def test_the_readmes_table_is_what_was_measured() -> None:

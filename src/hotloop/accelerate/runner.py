@@ -185,7 +185,8 @@ class Runner:
             yield _LOOK
         yield from self._regular(training)
         before = yield from self._timed(training)
-        self._before = self._after = before.seconds
+        self._before = before.seconds
+        self._after = before.seconds if self._plan.measure else 0.0  # then it is measured once, at the end
         for name, switch in self._switches.items():
             training.waits = before.waits
             if not self._switched_on(name, switch, training) or not self._plan.measure:

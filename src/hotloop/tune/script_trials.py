@@ -12,6 +12,8 @@ from hotloop.core.tuning import Settings
 from hotloop.tune.running import Running
 
 _ENTRY = "hotloop.accelerate.runner:begin"
+_FIRST_STEPS = 5
+"""That say how long a step is, before any are told."""
 _NUMBERS = ("workers", "prefetch_factor", "threads")
 
 
@@ -35,6 +37,6 @@ class ScriptTrials:
 
     def __call__(self, settings: Settings) -> Running:
         folder = mkdtemp(prefix="hotloop-")
-        plan = {**asdict(plan_of(settings)), "tell": True}
+        plan = {**asdict(plan_of(settings)), "tell": True, "steps": _FIRST_STEPS}
         inside = attached_environment(self._command, Attachment(_ENTRY, folder, plan), self._environment)
         return Running(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, Path(folder))
