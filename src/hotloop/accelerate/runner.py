@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import hypot, sqrt
 from pathlib import Path
@@ -21,8 +21,7 @@ from hotloop.accelerate.plan import Plan, kind_of
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.switches import Allocator, CudnnAutotune, FusedOptimizer, Tf32, Threads, ZeroGrad
 from hotloop.accelerate.termination import save_on_sigterm
-from hotloop.accelerate.training import Acceleration as Switch
-from hotloop.accelerate.training import Training, models_seen
+from hotloop.accelerate.training import Switch, Training, models_seen
 from hotloop.accelerate.waiting import Batches, ImageFolder, LoaderWorkers, Prefetch
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
@@ -52,12 +51,10 @@ class Step:
 
     Attributes:
         waited: seconds of it for batches.
-        compiling: 0; warm-up is told by the steps' times alone.
     """
 
     seconds: float
     waited: float
-    compiling: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -266,9 +263,8 @@ class Runner:
         return list(getattr(current.lane.iterator, "_workers", [])) if current else []
 
     def _synchronize(self, training: Training) -> None:
-        with torch.cuda.device(training.device) if training.device.type == "cuda" else nullcontext():
-            if training.device.type == "cuda":
-                torch.cuda.synchronize()
+        if training.device.type == "cuda":
+            torch.cuda.synchronize(training.device)
 
     def _switched_on(self, name: str, switch: Switch, training: Training) -> bool:
         kind = kind_of(name)
@@ -292,8 +288,10 @@ class Runner:
     def _take_back(self, name: str, state: str, why: str) -> None:
         if self._told[name].state == ON:
             # What had been measured holds no longer, if it has failed.
-            gain = self._told[name].gain if state == UNDONE else None
-            self._told[name] = replace(self._told[name], state=state, why=why, gain=gain)
+            if state == FAILED and self._told[name].gain is not None:
+                self._told[name] = replace(self._told[name], gain=None)
+                self._notes.append(f"{name} failed after it was timed: it is still in the time of a step above")
+            self._told[name] = replace(self._told[name], state=state, why=why)
             self._switches[name].switch_off()
 
     def _failed(self, name: str, why: str) -> None:
@@ -324,8 +322,6 @@ class Runner:
             self._notes.append(
                 f"{guard.checked} losses were compared with exact ones; at most {guard.largest:.2%} apart"
             )
-        if any(one.state == FAILED for one in self._told.values()):
-            self._notes.append("what failed after it was timed is still in the time of a step above")
         if self._run:
             self._notes.append("the script ended before all accelerations were tried")
         told = [replace(one, count=self._switches[one.name].count) for one in self._told.values()]

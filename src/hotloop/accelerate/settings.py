@@ -1,10 +1,10 @@
 """Settings of a script that trials have found: a TOML file."""
 
-import tomllib
 from pathlib import Path
 
 from hotloop.accelerate.plan import Plan, chosen
 from hotloop.core.errors import InputError
+from hotloop.core.files import read_toml
 
 
 def read_settings(file: Path) -> Plan:
@@ -24,11 +24,9 @@ def read_settings(file: Path) -> Plan:
         threads: int = 0
 
     fix = f"hotloop tune --out {file} -- python train.py"
+    content = read_toml(file, fix)
     try:
-        content = tomllib.loads(file.read_text())
         found = Run.model_validate(content.get("run", {}))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {file}", str(error), fix) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(["run", *map(str, first["loc"])])

@@ -40,7 +40,7 @@ class Training:
         return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-class Acceleration(Protocol):
+class Switch(Protocol):
     """Something that makes a training faster and can be taken back.
 
     Attributes:

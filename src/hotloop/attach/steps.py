@@ -93,24 +93,23 @@ class Timed(Protocol):
     def seconds(self) -> float:
         """By the host's clock."""
 
-    @property
-    def compiling(self) -> float:
-        """Seconds of it in torch.compile."""
-
 
 T = TypeVar("T", bound=Timed)
 
 
-def until_regular() -> Generator[int, Sequence[T], Sequence[T]]:
-    """Ask for steps until compilation, search and filling of queues are over. Returns the last ones."""
+def until_regular(disturbed: Callable[[T], bool] = lambda step: False) -> Generator[int, Sequence[T], Sequence[T]]:
+    """Ask for steps until compilation, search and filling of queues are over. Returns the last ones.
+
+    Args:
+        disturbed: whether a step is known to be none like others, whatever its time.
+    """
     started, seen = time.perf_counter(), 0
     before = yield _GROUP
     while True:
         steps = yield _GROUP
         seen += _GROUP
         old, new = (median(step.seconds for step in group) for group in (before, steps))
-        compiled = any(step.compiling for step in steps)
-        alike = max(old, new) <= _ALIKE * min(old, new) and not compiled
+        alike = max(old, new) <= _ALIKE * min(old, new) and not any(map(disturbed, steps))
         if alike or seen >= _MOST_WARM_UP or time.perf_counter() - started > _MOST_WARM_UP_SECONDS:
             return steps
         before = steps

@@ -1,10 +1,14 @@
-"""Files that are either there and whole, or not there."""
+"""Files that are either there and whole, or not there; and settings read from one."""
 
 import os
 import shutil
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from hotloop.core.errors import InputError
 
 
 def fsync_directory(directory: Path) -> None:
@@ -86,3 +90,18 @@ def recover(path: Path) -> None:
 
 def _beside(path: Path) -> tuple[Path, Path]:
     return path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+
+
+def read_toml(file: Path, fix: str) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Args:
+        fix: what to type to make one.
+
+    Raises:
+        InputError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read {file}", str(error), fix) from error

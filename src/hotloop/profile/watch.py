@@ -210,7 +210,7 @@ class Watch:
         if self._measured.world_size > 1:
             yield _RANKS_WARM_UP
             return self._plan.steps or _RANKS_STEPS
-        steps: Sequence[StepTime] = yield from until_regular()
+        steps: Sequence[StepTime] = yield from until_regular(lambda step: step.compiling > 0)
         seconds = mean(step.seconds for step in steps)
         return self._plan.steps or max(_FEWEST, min(_MOST, int(self._plan.seconds / seconds)))
 

@@ -1,12 +1,12 @@
 """Tuned settings as a TOML file, with the evidence that they are faster."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from hotloop.core.errors import InputError
+from hotloop.core.files import read_toml
 from hotloop.core.job import Job
 from hotloop.core.tuning import Tuning
 from hotloop.tune.job_trials import overrides
@@ -67,10 +67,7 @@ def read_job_settings(file: Path) -> tuple[list[str], int]:
         InputError: it cannot be read, or is something else.
     """
     fix = f"hotloop tune job.toml --out {file}"
-    try:
-        content = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read {file}", str(error), fix) from error
+    content = read_toml(file, fix)
     if not isinstance(content.get("job"), dict):
         raise InputError(f"{file} has no table [job]", "it is no file of settings for a job", fix)
     threads = content.get("process", {}).get("threads", 0)

@@ -9,7 +9,7 @@ from hotloop.core.job import Job
 from hotloop.core.tuning import Settings, Value
 
 _MOST_WORKERS = 64
-_ONE_BY_ONE = ("loader", "threads")
+_WITH_NUMBERS = ("loader", "threads")
 """Accelerations of `hotloop run` whose own settings are searched instead."""
 
 
@@ -70,8 +70,7 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
         )
         if gpu and images:
             knobs.append(Knob("data.decode", _first(job.data.decode, ("cpu", "hardware", "dali"))))
-    if portions := _portions(job):
-        knobs.append(Knob("train.accumulate", portions))
+    knobs.append(Knob("train.accumulate", _portions(job)))
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
 
@@ -100,6 +99,6 @@ def script_space(processors: int, level: str) -> tuple[Knob, ...]:
         Knob("threads", (0, *sorted({1, max(1, processors // 2), processors}))),
     ]
     for kind in KINDS:
-        if kind.name not in _ONE_BY_ONE and (kind.level == EXACT or level != EXACT):
+        if kind.name not in _WITH_NUMBERS and (kind.level == EXACT or level != EXACT):
             knobs.append(Knob(kind.name, (False, True)))
     return tuple(knobs)

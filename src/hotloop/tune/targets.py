@@ -8,6 +8,7 @@ from pathlib import Path
 from hotloop.attach.command import attached_environment
 from hotloop.attach.inside import Attachment
 from hotloop.core.job import Job, load_job
+from hotloop.core.machine import read_machine, usable_cpus
 from hotloop.tune.job_trials import JobTrials
 from hotloop.tune.script_trials import ScriptTrials
 from hotloop.tune.search import Start
@@ -22,11 +23,10 @@ def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], 
     """
     job = load_job(file, overrides)
     sys.path.append(str(Path.cwd()))
-    from hotloop.core.machine import read_machine
     from hotloop.train.prepare import resolved_job
 
     resolved, read = resolved_job(job, read_machine())
-    space = job_space(resolved, _processors(), resolved.device == "cuda", read, job.task.name == "images")
+    space = job_space(resolved, usable_cpus(), resolved.device == "cuda", read, job.task.name == "images")
     return space, JobTrials(resolved, os.environ), resolved
 
 
@@ -37,10 +37,4 @@ def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...],
         InputError: there is no such program.
     """
     attached_environment(command, Attachment("", "", {}), os.environ)
-    return script_space(_processors(), level), ScriptTrials(command, os.environ), None
-
-
-def _processors() -> int:
-    from hotloop.core.machine import usable_cpus
-
-    return usable_cpus()
+    return script_space(usable_cpus(), level), ScriptTrials(command, os.environ), None
