@@ -29,7 +29,7 @@ def main(steps={steps}):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), {extra_layer} torch.nn.Linear(64, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     loader = DataLoader(Slow(), 4, shuffle=True, num_workers={workers})
     done, seen = 0, []
     while done < steps:
