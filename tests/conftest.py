@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import Command, Finished
 from hypothesis import settings
 from PIL import Image
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
+SUPPORT = Path(__file__).parent / "support"
 KINDS = ("unit", "torch", "cli", "gpu", "docs")
 
 
@@ -73,3 +76,25 @@ def make_images(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+@pytest.fixture
+def hotloop(tmp_path: Path) -> Command:
+    """Runs `hotloop ARGUMENTS` in an empty folder, as a user does: a process of its own."""
+
+    def call(*arguments: str, expect: int | None = None, timeout: float = 120) -> Finished:
+        path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "PYTHONPATH": path}
+        child = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "hotloop", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+            timeout=timeout,
+        )
+        finished = Finished(child.returncode, child.stdout, child.stderr)
+        assert expect in (None, finished.code), finished
+        return finished
+
+    return call

@@ -210,6 +210,16 @@ def test_two_passes_at_once_have_lanes_of_their_own(loading: Loading) -> None:
     assert found == [([0, 1, 2], [0, 1, 2]), ([0, 1, 2], [3, 4, 5]), ([3, 4, 5], [0, 1, 2]), ([3, 4, 5], [3, 4, 5])]
 
 
+def test_at_the_end_of_the_process_nothing_is_waited_for(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch ends workers by means of a new thread, for which Python 3.12 waits for ever at that time."""
+    loading.set_how(lambda loader: How(1, 2, False))
+    list(a_loader())
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", lambda thread: pytest.fail("a thread is started"))
+        loading.leave()
+    loading.remove()
+
+
 def test_nothing_is_left_of_it(failures: list[str]) -> None:
     before = DataLoader.__iter__
     loading = Loading(failures.append)
@@ -271,6 +281,15 @@ def test_a_loss_that_drifts_takes_them_back() -> None:
     assert [name for name, _ in failed] == ["bf16"]
     assert "the loss was" in failed[0][1]
     assert forward.on == []
+    forward.remove()
+
+
+def test_a_loss_that_is_no_number_of_itself_takes_nothing_back() -> None:
+    model, failed = Net().train(), []
+    forward = Forward(lambda name, why: failed.append(name))
+    ChannelsLast(forward).switch_on(a_training(model))
+    a_step(model, torch.full((8, 3, 8, 8), torch.nan))
+    assert (failed, forward.on) == ([], ["channels_last"])
     forward.remove()
 
 

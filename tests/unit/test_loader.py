@@ -367,6 +367,36 @@ def test_a_data_set_that_does_not_arrive_is_told_with_its_error() -> None:
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/scratch/data.h5'" in caught.value.cause
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_in_somebody_elses_order(workers: int) -> None:
+    asked = [[3, 3, 1], [7], [2, 0, 5, 6, 4]]
+    with Loaders([(Numbers(8), LoaderSettings(5))], workers) as (loader,):
+        found = [(batch.indices, batch.arrays["draw"].tolist()) for batch in loader.batches_of(iter(asked))]
+        again = [batch.arrays["draw"].tolist() for batch in loader.batches_of(asked, first=3)]
+    assert [list(indices) for indices, _ in found] == asked
+    draws = [draw for _, each in found for draw in dict.fromkeys(each)] + [draw for each in again for draw in set(each)]
+    assert len(set(draws)) == len(draws), "each batch draws anew"
+
+
+def test_a_script_without_a_guard_is_not_run_by_workers_that_need_nothing_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            print("trains")
+            import test_loader
+            from hotloop.data.loader import Loaders, LoaderSettings
+            settings = LoaderSettings(4)
+            with Loaders([(test_loader.Numbers(8), settings)], 2, imports_main=False) as (loader,):
+                print(sum(batch.size for batch in loader.batches()), sys.modules["__main__"].__file__ == __file__)
+        """)
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    child = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=environment)
+    assert child.stdout.split() == ["trains", "8", "True"], child.stderr
+
+
 def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -59,7 +59,6 @@ def test_a_gpu_that_works_computes_whatever_the_host_does() -> None:
         ([said("copy", 1, 3)], "copy"),
         ([call(1, 3)], "launch"),
         ([call(1, 3, "aten::add")], "launch"),
-        ([call(0, 1.00001, "cudaStreamSynchronize"), call(1.0001, 3)], "sync"),
         ([], "other"),
         ([kernel(1, 3, "ncclDevKernel_AllReduce")], "communication"),
         ([Event("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", 1, 3, 7)], "copy"),
@@ -72,12 +71,32 @@ def test_while_a_gpu_rests_it_is_what_the_host_is_at(during: list[Event], kind: 
     assert seconds([*marks(0, 4), *busy, *during]) == expected
 
 
+def test_waiting_costs_what_a_step_would_be_shorter_without() -> None:
+    """The host waits from 1 to 3 and works from 3 to 5: without waiting a step would take 3, as long as its work."""
+    waits = call(1, 3, "cudaStreamSynchronize")
+    events = [*marks(0, 5), call(0, 1), kernel(1, 3), waits, call(3, 5, "aten::add")]
+    assert seconds(events) == pytest.approx({"compute": 2, "launch": 1, "sync": 2})
+    kept_busy = [*marks(0, 5), call(0, 0.5), kernel(0, 4), call(0.5, 4, "cudaStreamSynchronize"), call(4, 5)]
+    assert seconds(kept_busy) == pytest.approx({"compute": 4, "sync": 1})
+
+
+def test_compilation_is_not_waiting() -> None:
+    during = [call(0, 1.0001, "cudaStreamSynchronize"), said("compiling", 1.001, 3)]
+    found = seconds([*marks(0, 4), kernel(0, 1), kernel(3, 4), call(3, 4), *during])
+    assert found["other"] == pytest.approx(1.999)
+
+
+def test_a_gpu_that_waits_for_ranks_communicates_over_the_host_too() -> None:
+    events = [*marks(0, 4), kernel(0, 1), kernel(3, 4), call(0, 1), call(3, 4), call(1, 3, "gloo:all_reduce")]
+    assert seconds(events) == {"compute": 2, "communication": 2}
+
+
 def test_communication_beside_computing_costs_nothing() -> None:
     assert seconds([*marks(0, 4), kernel(0, 3), kernel(1, 4, "ncclKernel")]) == {"compute": 3, "communication": 1}
 
 
 def test_what_lies_outside_of_the_marks_does_not_count() -> None:
-    found = timeline([*marks(10, 12, 14), kernel(0, 5), kernel(11, 12), kernel(13, 20)])
+    found = timeline([*marks(10, 12, 14), kernel(0, 5), kernel(11, 12), kernel(13, 14), kernel(15, 20)])
     assert found
     assert (found.steps, found.seconds("compute"), found.gpu_idle) == (2, 1.0, 0.5)
 
@@ -88,6 +107,16 @@ def test_without_two_marks_there_is_nothing_to_divide() -> None:
 
 def held(moment: float, kind: str, size: int) -> Event:
     return Event("[memory]", kind, moment, moment, 0, size)
+
+
+def test_a_step_on_a_gpu_that_is_behind_is_what_the_gpu_takes_for_it() -> None:
+    """The host asks for three steps in 3 s, and goes on; the GPU works on them for 12 s."""
+    asked = [Event("cudaLaunchKernel", "cuda_runtime", n + 0.5, n + 0.6, MAIN, correlation=n + 1) for n in range(5)]
+    work = [Event("gemm", "kernel", 0.6 + 4 * n, 4.6 + 4 * n, 7, correlation=n + 1) for n in range(5)]
+    found = timeline([*marks(1, 2, 3, 4), *asked, *work])
+    assert found
+    assert (found.span, found.steps) == ((4.6, 16.6), 3)
+    assert found.seconds("compute") == pytest.approx(4)
 
 
 def test_memory_is_the_most_of_each_stretch_of_the_device_that_computes() -> None:

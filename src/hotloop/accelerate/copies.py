@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from hotloop.accelerate.host_tensor import HostTensor
 from hotloop.attach.patches import Patches
 
 _KEPT = 4
@@ -54,7 +55,7 @@ class Copies:
         self.is_on = False
         self.count = 0
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._places: WeakKeyDictionary[Any, dict[int, torch.device]] = WeakKeyDictionary()
+        self._moved: WeakKeyDictionary[Any, dict[int, torch.device]] = WeakKeyDictionary()
         self._batches: deque[dict[int, _Known]] = deque(maxlen=_KEPT)
         self._sent: dict[int, _Sent] = {}
         self._patches = Patches()
@@ -72,6 +73,10 @@ class Copies:
         """Whether the next batch is wanted early."""
         return self.is_on
 
+    def moved(self, loader: Any) -> Mapping[int, torch.device]:
+        """Where the script moves the tensors of a loader's batches, by their places in these."""
+        return self._moved.get(loader, {})
+
     def passed(self, loader: Any, batch: Any) -> None:
         """Note a batch's tensors, and send those that the script has moved of earlier batches."""
         if len(self._batches) == _KEPT:
@@ -80,9 +85,9 @@ class Copies:
         known = {id(tensor): _Known(ref(tensor), loader, place) for place, tensor in enumerate(_tensors(batch))}
         self._batches.append(known)
         if self.is_on:
-            places = self._places.get(loader, {})
+            places = self._moved.get(loader, {})
             for place, tensor in enumerate(_tensors(batch)):
-                if place in places and tensor.is_pinned() and not tensor.is_inference():
+                if place in places and type(tensor) is Tensor and tensor.is_pinned() and not tensor.is_inference():
                     self._send(tensor, places[place])
 
     def _send(self, tensor: Tensor, device: torch.device) -> None:
@@ -96,13 +101,15 @@ class Copies:
 
     def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, HostTensor):
+                return original(tensor.moved(), *args, **kwargs)
             plain = not (tensor.is_cuda or tensor.requires_grad or tensor.is_inference())
             known = self._known(tensor) if plain else None
             wanted = _destination(original.__name__, args, kwargs) if known else None
             if not known or not wanted:
                 return original(tensor, *args, **kwargs)
             device, dtype = wanted
-            self._places.setdefault(known.loader, {})[known.place] = device
+            self._moved.setdefault(known.loader, {})[known.place] = device
             sent = self._sent.pop(id(tensor), None)
             if not sent or sent.tensor() is not tensor or sent.version != tensor._version:
                 return original(tensor, *args, **kwargs)

@@ -7,6 +7,7 @@ loss on which `backward` is called: so the two losses differ by nothing but the 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class Guard:
         if not exact or loss.numel() != 1:
             return
         found, expected, *others = (float(each.detach()) for each in (loss, *exact))
+        if not isfinite(expected):  # the script's own arithmetic has broken down
+            return
         self._losses.append(expected)
         self._chance = max([self._chance, *(abs(other - expected) for other in others)])
         self.checked += 1
@@ -89,7 +92,7 @@ class Guard:
         spread = max(self._losses) - min(self._losses)
         self.largest = max(self.largest, difference / max(abs(expected), 1e-12))
         allowed = max(_RELATIVE * abs(expected), _OF_SPREAD * spread, _OF_CHANCE * self._chance)
-        if not difference <= allowed:  # NaN, too
+        if not difference <= allowed:  # a loss that is NaN, too
             self._drifted(f"the loss was {found:.6g} and exactly {expected:.6g}")
 
 

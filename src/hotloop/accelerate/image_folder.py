@@ -13,7 +13,7 @@ from hotloop.core.errors import DamagedSample
 from hotloop.data.decode import decode_crop, read_file
 from hotloop.data.images import RandomCrop
 
-_MAX_PIXELS = 179_000_000
+MAX_PIXELS = 179_000_000
 """Where Pillow refuses too."""
 
 
@@ -73,7 +73,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         random = np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))
         try:
             content = read_file(path)
-            cut = decode_crop(content, path, recipe.size, lambda h, w: recipe.crop.draw(h, w, random), _MAX_PIXELS)
+            cut = decode_crop(content, path, recipe.size, lambda h, w: recipe.crop.draw(h, w, random), MAX_PIXELS)
         except DamagedSample:
             sample: tuple[torch.Tensor, int] = self._dataset[index]
             return sample

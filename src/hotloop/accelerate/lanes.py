@@ -28,12 +28,14 @@ class How:
         prefetch_factor: batches that each has under way.
         pin_memory: whether batches come in page-locked memory.
         images: whether an ImageFolder's images are read by our own decoder.
+        device: the GPU where these are cut and scaled; None: that is done by the workers.
     """
 
     workers: int
     prefetch_factor: int
     pin_memory: bool
     images: bool = False
+    device: torch.device | None = None
 
 
 class IndexSource:
@@ -179,6 +181,11 @@ class Lane:
         """Its workers end."""
         if isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter):
             self.iterator._shutdown_workers()
+
+    def leave(self) -> None:
+        """The process ends, and multiprocessing ends the workers. Torch's own way wants a new thread, where Python 3.12
+        hangs by then: https://github.com/python/cpython/issues/104690
+        """
 
     @property
     def is_ready(self) -> bool:

@@ -45,12 +45,13 @@ class Loading:
         waited: seconds in which the thread that trains waited for batches.
         worked: of those, seconds in which it was on a processor.
         batches: handed out by our means.
+        make_lane: of a loader, as is said.
         current: the pass that was asked last.
     """
 
     def __init__(self, failed: Callable[..., None]) -> None:
         self.how: Callable[[Any], How] | None = None
-        self.dataset_of: Callable[[Any, How], Any] = lambda dataset, how: dataset
+        self.make_lane: Callable[[Any, How, IndexSource, int], Any] = _lane
         self.passing: Passing | None = None
         self.failed = failed
         self.waited = self.worked = 0.0
@@ -72,6 +73,12 @@ class Loading:
         for kept in self._lanes.values():
             kept.lane.end()
         self._lanes.clear()
+
+    def leave(self) -> None:
+        """The process ends."""
+        self._patches.undo()
+        for kept in self._lanes.values():
+            kept.lane.leave()
 
     def adopt(self) -> None:
         """The thread that calls this is the one that trains."""
@@ -128,7 +135,7 @@ class Loading:
             found.begin()
         return found  # without workers a loader asks its sampler when it is asked for a batch
 
-    def lane(self, user: "Pass", source: IndexSource, seed: int) -> Lane:
+    def lane(self, user: "Pass", source: IndexSource, seed: int) -> Any:
         """A lane of the present settings; the one that was left by an earlier pass, if nothing has changed since."""
         assert self.how
         loader, how = user.loader, self.how(user.loader)
@@ -142,7 +149,7 @@ class Loading:
                 return kept.lane
             kept.lane.end()
             self.drop(loader)
-        lane = Lane(loader, self.dataset_of(loader.dataset, how), how, source, seed)
+        lane = self.make_lane(loader, how, source, seed)
         if not kept or kept.user() in (None, user):  # else two passes of one loader are under way at once
             self._lanes[loader] = _Kept(lane, how, digest or "", ref(user))
         return lane
@@ -161,6 +168,10 @@ class Loading:
         self._lanes.pop(loader, None)
 
 
+def _lane(loader: Any, how: How, source: IndexSource, seed: int) -> Lane:
+    return Lane(loader, loader.dataset, how, source, seed)
+
+
 class _Kept:
     """A lane between passes.
 
@@ -168,7 +179,7 @@ class _Kept:
         user: the pass that it serves; gives None once that has gone.
     """
 
-    def __init__(self, lane: Lane, how: How, digest: str, user: Callable[[], "Pass | None"]) -> None:
+    def __init__(self, lane: Any, how: How, digest: str, user: Callable[[], "Pass | None"]) -> None:
         self.lane = lane
         self.how = how
         self.digest = digest

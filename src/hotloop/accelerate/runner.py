@@ -110,7 +110,7 @@ class Runner:
         self._ended = False
         self._ranks: Ranks | None = None
         self._finder: StepFinder
-        batches = Batches(self._loading)
+        batches = self._batches = Batches(self._loading)
         made: list[Switch] = [
             Threads(), Allocator(), LoaderWorkers(batches, lambda: self._busy), ImageFolder(batches), Prefetch(batches),
             CudnnAutotune(), ZeroGrad(), Tf32(), ChannelsLast(self._forward), Bf16(self._forward),
@@ -141,6 +141,7 @@ class Runner:
         self._ranks = self._ranks or Ranks()
         self._training = Training(self._plan, self._ranks, device, optimizer)
         self._loading.adopt()
+        self._batches.watch(device)
         save_on_sigterm()
         self._began, self._steps = None, []
         self._run = self._accelerate(self._training)
@@ -296,8 +297,8 @@ class Runner:
 
     def _failed(self, name: str, why: str) -> None:
         """An acceleration has broken, and has been taken back."""
-        blamed = [each for each in (name, "image_folder") if each in self._told and self._told[each].state == ON]
-        for each in blamed if name == "loader" else [name]:
+        blamed = (name, "image_folder") if name == "loader" else (name,)
+        for each in (one for one in blamed if one in self._told and self._told[one].state == ON):
             self._take_back(each, FAILED, why)
             sys.stderr.write(f"hotloop: {each} was undone: {why}\n")
 
@@ -307,9 +308,9 @@ class Runner:
         self._ended = True
         self._finder.stop()
         self._forward.remove()
-        self._loading.remove()
         if self._training and self._seen:
             self._write(self._training)
+        self._loading.leave()
 
     def _write(self, training: Training) -> None:
         memory = {"host_peak": most_resident_bytes()}

@@ -2,10 +2,13 @@
 
 import multiprocessing
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from hotloop.accelerate.copies import Copies
-from hotloop.accelerate.lanes import How
+from hotloop.accelerate.lanes import How, IndexSource, Lane
 from hotloop.accelerate.loading import Loading
 from hotloop.accelerate.training import Training
 from hotloop.data.loader import workers_for
@@ -19,14 +22,26 @@ _MOST = 64
 
 
 class Batches:
-    """What the accelerations of loading have in common: one way in which batches are made."""
+    """What the accelerations of loading have in common: one way in which batches are made.
+
+    Attributes:
+        copies: that the script makes of batches to a GPU, if it trains on one.
+        device: the GPU where images are cut and scaled; None: that is done by the workers.
+    """
 
     def __init__(self, loading: Loading) -> None:
         self.loading = loading
+        self.copies: Copies | None = None
+        self.device: torch.device | None = None
         self.workers: Callable[[Any], int] | None = None
         self.prefetch_factor = 0
         self.images = False
         self.beside_gpu = False
+
+    def watch(self, device: torch.device) -> None:
+        """Learn what the script moves to the GPU."""
+        if device.type == "cuda" and not self.copies:
+            self.copies = self.loading.passing = Copies(device)
 
     def changed(self) -> None:
         """Make batches in the way that is set now."""
@@ -36,7 +51,7 @@ class Batches:
         workers = self.workers(loader) if self.workers else loader.num_workers
         factor = self.prefetch_factor or max(loader.prefetch_factor or 2, 2)
         pinned = loader.pin_memory or (self.workers is not None and self.beside_gpu)
-        return How(workers, factor, pinned, self.images)
+        return How(workers, factor, pinned, self.images, self.device if self.images and workers else None)
 
 
 class LoaderWorkers:
@@ -93,7 +108,7 @@ class ImageFolder:
 
     def unfit(self, training: Training) -> str:
         try:
-            from hotloop.accelerate.image_folder import Images, recipe_of
+            from hotloop.accelerate.image_folder import recipe_of
         except ImportError as error:
             return f"it is not installed where the script runs: {error.name}"
 
@@ -102,22 +117,40 @@ class ImageFolder:
             return "no ImageFolder with RandomResizedCrop, flip, ToTensor and Normalize gives the batches"
         if training.waits < _WAITS:
             return f"waiting for batches is {training.waits:.1%} of a step"
-
-        def dataset_of(dataset: Any, how: How) -> Any:
-            recipe = recipe_of(dataset) if how.images else None
-            return Images(dataset, recipe) if recipe else dataset
-
-        self._batches.loading.dataset_of = dataset_of
         return ""
 
     def switch_on(self, training: Training) -> None:
         self.count = 1
+        self._batches.loading.make_lane = image_lane
         self._batches.images = True
+        self._batches.device = self._moved_to()
         self._batches.changed()
+
+    def _moved_to(self) -> torch.device | None:
+        """The GPU to which the script moves the images."""
+        current, copies = self._batches.loading.current(), self._batches.copies
+        if not current or not copies or not find_spec("triton"):
+            return None
+        return copies.moved(current.loader).get(_IMAGES)
 
     def switch_off(self) -> None:
         self._batches.images = False
         self._batches.changed()
+
+
+_IMAGES = 0
+"""Their place in a batch of images and labels."""
+
+
+def image_lane(loader: Any, how: How, source: IndexSource, seed: int) -> Any:
+    """A lane with images by our own decoder, where it is of images that this can make."""
+    from hotloop.accelerate.device_images import DeviceImages, obstacle
+    from hotloop.accelerate.image_folder import Images, recipe_of
+
+    recipe = recipe_of(loader.dataset) if how.images else None
+    if recipe and how.device and not obstacle(loader):
+        return DeviceImages(loader, recipe, how, source, seed, how.device)
+    return Lane(loader, Images(loader.dataset, recipe) if recipe else loader.dataset, how, source, seed)
 
 
 class Prefetch:
@@ -127,26 +160,21 @@ class Prefetch:
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
-        self._copies: Copies | None = None
 
     @property
     def count(self) -> int:
         """Copies that were there in time."""
-        return self._copies.count if self._copies else 0
+        return self._batches.copies.count if self._batches.copies else 0
 
     def unfit(self, training: Training) -> str:
-        if training.device.type != "cuda":
+        if not self._batches.copies:
             return "there is no GPU"
         return "" if self._batches.loading.current() else "no DataLoader of indexed samples gives the batches"
 
     def switch_on(self, training: Training) -> None:
-        if not self._copies:
-            self._copies = Copies(training.device)
-        self._copies.is_on = True
-        self._batches.loading.passing = self._copies
+        assert self._batches.copies
+        self._batches.copies.is_on = True
 
     def switch_off(self) -> None:
-        self._batches.loading.passing = None
-        if self._copies:
-            self._copies.remove()
-            self._copies.is_on = False
+        assert self._batches.copies
+        self._batches.copies.is_on = False

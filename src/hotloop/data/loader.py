@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -129,17 +129,30 @@ class Loader:
             WorkerError: the data set raised an error of its own, or the same samples killed a worker three times.
             RuntimeError: an earlier iteration is still under way, close it first; or the loaders have been closed.
         """
+        passes = range(epoch, epoch + epochs)
+        positions = ((each, n) for each in passes for n in range(start if each == epoch else 0, len(self)))
+        return self._filled((each, n, self._ordered(each, n)) for each, n in positions)
+
+    def batches_of(self, indices: Iterable[Sequence[int]], first: int = 0) -> Generator[Batch]:
+        """Batches of these samples, in an order that is somebody else's. Random numbers are drawn as if each batch were
+        an epoch of its own, numbered from `first`: a sample may come again.
+
+        Raises:
+            as `batches`.
+        """
+        return self._filled((number, 0, each) for number, each in enumerate(indices, first))
+
+    def _filled(self, upcoming: Iterator[tuple[int, int, Sequence[int]]]) -> Generator[Batch]:
         if self._iterating:
             raise RuntimeError("these batches are being iterated over already: finish or close that iteration first")
         self._iterating = True
-        upcoming = ((e, n) for e in range(epoch, epoch + epochs) for n in range(start if e == epoch else 0, len(self)))
         try:
             while self._filling:  # left by an earlier iteration: whoever ends one, by Ctrl-C say, waits for no sample
                 self._pool.wait(self._filling[0][2])
                 self._free.append(self._filling.popleft()[2].slot)
             while True:
-                while self._free and (position := next(upcoming, None)):
-                    self._filling.append((*position, self._submit(*position)))
+                while self._free and (batch := next(upcoming, None)):
+                    self._filling.append((*batch[:2], self._submit(batch[0], batch[2])))
                 if not self._filling:
                     return
                 started = time.perf_counter()
@@ -149,15 +162,18 @@ class Loader:
         finally:
             self._iterating = False
 
-    def _submit(self, epoch: int, number: int) -> Ticket:
+    def _ordered(self, epoch: int, number: int) -> Sequence[int]:
+        """The samples of batch `number` of an epoch."""
         if self._order is None or self._order[0] != epoch:
             samples = len(self.dataset)
             shuffled = self.settings.shuffle
             self._order = (epoch, epoch_order(self.settings.seed, epoch, samples) if shuffled else np.arange(samples))
         start = number * self.settings.batch_size
-        indices = self._order[1][start : start + self.settings.batch_size]
+        return [int(index) for index in self._order[1][start : start + self.settings.batch_size]]
+
+    def _submit(self, epoch: int, indices: Sequence[int]) -> Ticket:
         encoded = min(self.encoded, len(indices))
-        return self._pool.submit(self._feed, self._free.popleft(), epoch, [int(index) for index in indices], encoded)
+        return self._pool.submit(self._feed, self._free.popleft(), epoch, indices, encoded)
 
     def _take(self, epoch: int, number: int, ticket: Ticket, waited: float) -> Batch:
         if ticket.error:
@@ -182,11 +198,12 @@ class Loaders:
         workers: processes; 0: samples are read when a batch is asked for.
         while_waiting: called every second while a batch is awaited, with the seconds so far and the names of samples
             that workers are at; may raise, and the batch can be asked for again.
+        imports_main: whether workers import the script that runs; see `WorkerPool`.
     """
 
     def __init__(
         self, datasets: Sequence[tuple[Dataset, LoaderSettings]], workers: int,
-        while_waiting: WhileWaiting | None = None,
+        while_waiting: WhileWaiting | None = None, *, imports_main: bool = True,
     ) -> None:  # fmt: skip
         with ExitStack() as stack:
             feeds = []
@@ -195,7 +212,7 @@ class Loaders:
                 ring = Ring(fields, settings.batch_size, 1 + (_AHEAD if workers else 0))
                 stack.callback(ring.close)
                 feeds.append(Feed(dataset, ring, settings.seed, settings.on_damaged))
-            pool = WorkerPool(feeds, workers, while_waiting)
+            pool = WorkerPool(feeds, workers, while_waiting, imports_main=imports_main)
             stack.callback(pool.close)
             self._open = stack.pop_all()
         self._loaders = [

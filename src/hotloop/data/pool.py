@@ -1,15 +1,17 @@
 """Worker processes, and the chunks of batches they are filling."""
 
 import multiprocessing
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from threading import Lock
+from types import ModuleType
 
 from hotloop.core.errors import DamagedSample, HotloopError, InputError, WorkerError
 from hotloop.data.dataset import Damage
@@ -71,13 +73,19 @@ class WorkerPool:
         workers: processes; each takes about 0.3 s to start, in parallel, and 50 MB.
         while_waiting: called every second while a batch is awaited, with the seconds so far and, for each worker, the
             first of the samples that it has been given; may raise.
+        imports_main: whether a worker imports the script that runs, as a data set of that script's own needs. A script
+            that trains as soon as it is imported would train in each worker.
 
     Raises:
         InputError: a data set cannot be pickled.
         WorkerError: a process could not be started.
     """
 
-    def __init__(self, feeds: Sequence[Feed], workers: int, while_waiting: WhileWaiting | None = None) -> None:
+    def __init__(
+        self, feeds: Sequence[Feed], workers: int, while_waiting: WhileWaiting | None = None, *,
+        imports_main: bool = True,
+    ) -> None:  # fmt: skip
+        self._imports_main = imports_main
         self._feeds = tuple(feeds)
         self._while_waiting = while_waiting
         self._context = multiprocessing.get_context("spawn")
@@ -183,7 +191,8 @@ class WorkerPool:
             process = self._context.Process(
                 target=work, args=(theirs, tuple(feed.ring for feed in self._feeds)), daemon=True, name="hotloop-data"
             )
-            process.start()
+            with nullcontext() if self._imports_main else _main_hidden():
+                process.start()
         except OSError as error:
             fix = "free memory, end other processes or raise the limits (ulimit -n -u), or --set data.workers=0"
             raise WorkerError("a data worker could not be started", error.strerror or str(error), fix) from error
@@ -299,6 +308,17 @@ class WorkerPool:
             f"its exit code was {exit_code} (-9: killed, most often for memory)",
             "--set data.workers=1, or look at those files",
         )
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """A process that is spawned meanwhile finds no script to import."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _pickled(feeds: Sequence[Feed]) -> bytes:

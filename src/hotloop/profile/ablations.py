@@ -124,8 +124,8 @@ class Ablations:
         Decisions on tensors (`if tensor:`) and what torch itself reads, for loss scaling say, are read anew: another
         outcome would be another training.
         """
-        values: dict[tuple[str, str, int], Any] = {}
-        calls: Counter[tuple[str, str]] = Counter()
+        values: dict[tuple[Any, ...], Any] = {}
+        calls: Counter[tuple[Any, ...]] = Counter()
 
         def remembered(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,12 +135,13 @@ class Ablations:
                 if not self._hooks.calls_in_step:
                     calls.clear()
                 self._hooks.calls_in_step += 1
-                line = (script_line(caller), f"{name}{tuple(tensor.shape)}")
+                line = (script_line(caller), name, tensor.shape)
                 calls[line] += 1
                 key = (*line, calls[line])
                 if key not in values:
                     values[key] = original(tensor, *args, **kwargs)
-                return copy.deepcopy(values[key])
+                value = values[key]
+                return value if isinstance(value, int | float) else copy.deepcopy(value)
 
             return read
 
@@ -197,6 +198,16 @@ class Ablations:
     def _data_parallel(self) -> list[Any]:
         kind = self._torch.nn.parallel.DistributedDataParallel
         return [found for found in gc.get_objects() if type(found) is kind]
+
+    @contextmanager
+    def without_empty_cache(self) -> Iterator[None]:
+        """What the allocator holds stays its own."""
+
+        def nothing(original: Callable[..., None]) -> Callable[..., None]:
+            return lambda: None
+
+        with self._replaced(self._torch.cuda, ("empty_cache",), nothing):
+            yield
 
     @contextmanager
     def fewer_threads(self) -> Iterator[None]:

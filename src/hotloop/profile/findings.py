@@ -148,7 +148,9 @@ def _memory(evidence: Evidence) -> Iterator[Finding]:
         return
     cleared = memory.get("num_empty_caches_a_step", 0.0)
     why = f", torch.cuda.empty_cache() {cleared:.1f} times" if cleared else ""
-    share = evidence.shares["sync"] + evidence.shares["launch"] + evidence.shares["other"]
+    share = evidence.gain("no_empty_cache")
+    if share is None:
+        share = evidence.shares["sync"] + evidence.shares["launch"] + evidence.shares["other"]
     yield Finding(
         "memory.thrash",
         "GPU memory is given back and asked for again and again",

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -18,6 +18,14 @@ from hotloop.profile.measured import StepTime
 
 _WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
 """Of a tensor on a GPU these return once it is computed."""
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def unnamed(name: str) -> AbstractContextManager[Any]:
+    """Open no range."""
+    return _NOTHING
 
 
 class Hooks:
@@ -37,7 +45,7 @@ class Hooks:
         self.active = True
         self.stand_in: Callable[[Any, Callable[[], Any]], Any] | None = None
         self.on_mark: Callable[[], AbstractContextManager[Any]] | None = None
-        self.annotate: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
+        self.annotate: Callable[[str], AbstractContextManager[Any]] = unnamed
         self.loader: Callable[[], Any] = lambda: None
         self.loader_line = ""
         self.in_another_thread = False
@@ -57,6 +65,7 @@ class Hooks:
         self._began: float | None = None
         self._depth = 0
         self._compile_started = 0.0
+        self._compile_range = ExitStack()
         self._clear()
         when_imported("torch._dynamo.callback", self._watch_compiler)
 
@@ -199,11 +208,17 @@ class Hooks:
         def wait(*args: Any, **kwargs: Any) -> Any:
             if (args and not getattr(args[0], "is_cuda", True)) or not self._is_ours():
                 return original(*args, **kwargs)
+            self._depth += 1  # all of it written out: a script may do this some hundred times a step
+            self.calls += 1
             started = time.perf_counter()
-            with self._timed("sync"):
-                value = original(*args, **kwargs)
-            self.sync_lines[f"{script_line(sys._getframe(1))} {name}"] += time.perf_counter() - started
-            return value
+            try:
+                with self.annotate("hotloop::sync"):
+                    return original(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - started
+                self._depth -= 1
+                self.sync += took
+                self.sync_lines[f"{script_line(sys._getframe(1))} {name}"] += took
 
         return wait
 
@@ -222,6 +237,8 @@ class Hooks:
 
     def _compile_began(self, *_: object) -> None:
         self._compile_started = time.perf_counter()
+        self._compile_range.enter_context(self.annotate("hotloop::compiling"))
 
     def _compile_ended(self, *_: object) -> None:
+        self._compile_range.close()
         self.compiling += time.perf_counter() - self._compile_started

@@ -5,6 +5,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -20,10 +21,16 @@ def script_line(frame: FrameType | None) -> str:
     """The innermost line that is the user's own, as "FILE:LINE"; empty if there is none."""
     while frame:
         name = frame.f_code.co_filename
-        if not name.startswith(("<", *_LIBRARIES)) and not any(part in name for part in _PACKAGES):
+        if _is_own(name):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@cache
+def _is_own(name: str) -> bool:
+    """Whether a file is the user's own."""
+    return not name.startswith(("<", *_LIBRARIES)) and not any(part in name for part in _PACKAGES)
 
 
 class Lines:

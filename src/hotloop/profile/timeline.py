@@ -12,6 +12,8 @@ from hotloop.profile.intervals import Interval, covers, difference, intersection
 
 _COLLECTIVES = ("nccl", "gloo", "c10d::", "mpi:")
 _WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize")
+_ALLOCATING_CALLS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMem")
+_CALLS = ("cuda_runtime", "cuda_driver")
 _CUDA = 1
 """Number of the kind of device, as torch has it."""
 _POINTS = 400
@@ -29,6 +31,7 @@ class Event:
         kind: torch's category, such as "cpu_op", "kernel", "gpu_memcpy", "user_annotation", "cuda_runtime"; "memory"
             and "gpu_memory" where something was allocated or freed.
         allocated_bytes: in all tensors from then on, of those kinds.
+        correlation: what a call of the host's and the work on the GPU that it has asked for have in common; 0: nothing.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Event:
     end: float
     thread: object = 0
     allocated_bytes: int = 0
+    correlation: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Timeline:
 
     Attributes:
         steps: how many.
-        span: from the first mark to the last.
+        span: from the first mark to the last, each when the GPU has reached it.
         times: by kind, when it was what held the training up; together they are all of the span.
         operators: the longest first.
         gpu_idle: share of the span in which the GPU did nothing; 0 without one.
@@ -70,7 +74,8 @@ def read_trace(file: Path) -> list[Event]:
     for event in json.loads(file.read_text())["traceEvents"]:
         if event.get("ph") == "X":
             begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
-            found.append(Event(event["name"], event.get("cat", ""), begin, end, event["tid"]))
+            number = event.get("args", {}).get("correlation", 0)
+            found.append(Event(event["name"], event.get("cat", ""), begin, end, event["tid"], correlation=number))
         elif event.get("name") == "[memory]":
             told, moment = event["args"], event["ts"] / 1e6
             kind = "gpu_memory" if told["Device Type"] == _CUDA else "memory"
@@ -80,23 +85,34 @@ def read_trace(file: Path) -> list[Event]:
 
 def timeline(events: Sequence[Event]) -> Timeline | None:
     """Divide the steps between marks; None if there are fewer than two."""
-    marks = sorted((event.begin, event.thread) for event in events if event.name == "hotloop::mark")
+    marks = sorted((event.begin, event.thread) for event in events if _is_mark(event))
     if len(marks) < 2:
         return None
-    span, thread = (marks[0][0], marks[-1][0]), marks[0][1]
+    gpu = [event for event in events if event.kind in ("kernel", "gpu_memcpy", "gpu_memset")]
+    span, thread = (_reached(marks[0][0], events, gpu), _reached(marks[-1][0], events, gpu)), marks[0][1]
     inside = [event for event in events if event.end > span[0] and event.begin < span[1]]
+    gpu = [event for event in gpu if event.end > span[0] and event.begin < span[1]]
     ranges = defaultdict(list)
     for event in inside:
         if event.name.startswith("hotloop::") and event.kind == "user_annotation" and event.thread == thread:
             ranges[event.name.removeprefix("hotloop::")].append((event.begin, event.end))
     said = {name: union(found) for name, found in ranges.items()}
-    gpu = [event for event in inside if event.kind in ("kernel", "gpu_memcpy", "gpu_memset")]
     times = _with_gpu(span, inside, gpu, said) if gpu else _without_gpu(span, inside, said)
     busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     steps = len(marks) - 1
     idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
     memory = _memory([event for event in inside if event.kind == ("gpu_memory" if gpu else "memory")], span)
     return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory)
+
+
+def _is_mark(event: Event) -> bool:
+    return event.name == "hotloop::mark" and event.kind == "user_annotation"
+
+
+def _reached(mark: float, events: Sequence[Event], gpu: Sequence[Event]) -> float:
+    """When all is done that was asked for before a mark: the host may be many steps ahead of the GPU."""
+    asked = {event.correlation: event.begin for event in events if event.kind in _CALLS and event.correlation}
+    return max([mark, *(event.end for event in gpu if asked.get(event.correlation, event.begin) < mark)])
 
 
 def _memory(events: Sequence[Event], span: Interval) -> tuple[tuple[float, int], ...]:
@@ -128,10 +144,9 @@ def _with_gpu(
     computing = [event for event in gpu if not _is_collective(event) and "HtoD" not in event.name]
     busy = union((event.begin, event.end) for event in gpu)
     # Backward runs in a thread of its own.
-    calls = [event for event in events if event.kind in ("cpu_op", "cuda_runtime", "cuda_driver")]
+    calls = [event for event in events if event.kind in ("cpu_op", *_CALLS)]
     python = [gap for gap in difference([span], _times(calls)) if gap[1] - gap[0] >= _PYTHON_SECONDS]
     waits = union([*said.get("sync", []), *((e.begin, e.end) for e in calls if e.name.startswith(_WAITING_CALLS))])
-    after_waits = [gap for gap in difference([span], busy) if covers(waits, gap[0])]
     return _in_order(
         span,
         {
@@ -139,17 +154,34 @@ def _with_gpu(
             "communication": _times(event for event in gpu if _is_collective(event)),
             "copy": _times(copies),
             "input": said.get("input", []),
+            "compiling": said.get("compiling", []),
             "copying": said.get("copy", []),
-            "python": difference(python, waits),
-            "sync": after_waits,
+            "allocating": _times(event for event in calls if event.name.startswith(_ALLOCATING_CALLS)),
+            "communicating": _times(event for event in events if _is_collective(event)),
+            "sync": _lost_by_waiting(span, busy, waits),
+            "python": python,
         },
         rest="launch",
     )
 
 
+def _lost_by_waiting(span: Interval, busy: Sequence[Interval], waits: Sequence[Interval]) -> list[Interval]:
+    """When the GPU rests because the host has waited for it, and would not have rested otherwise: without waits a step
+    takes as long as what the host does besides, or as the GPU's own work, whichever is longer.
+    """
+    rests = difference([span], busy)
+    after = union([*(gap for gap in rests if covers(waits, gap[0])), *intersection(rests, waits)])
+    whole = span[1] - span[0]
+    lost = whole - max(whole - length(intersection(waits, [span])), length(intersection(busy, [span])))
+    part = min(1.0, lost / length(after)) if after else 0.0
+    return [(begin, begin + part * (end - begin)) for begin, end in after]
+
+
 def _in_order(span: Interval, found: Mapping[str, Sequence[Interval]], rest: str = "other") -> dict[str, Any]:
     """Each moment to the first that claims it."""
-    named = {"copying": "copy", "python": "other"}
+    named = {"copying": "copy", "communicating": "communication"} | dict.fromkeys(
+        ("compiling", "allocating", "python"), "other"
+    )
     left: list[Interval] = [span]
     times: dict[str, Any] = {kind: [] for kind in KINDS}
     for name, intervals in found.items():

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from hotloop.attach.inside import Attachment
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.profile.ablations import Ablations
 from hotloop.profile.facts import allocator_counts, script_facts
-from hotloop.profile.hooks import Hooks
+from hotloop.profile.hooks import Hooks, unnamed
 from hotloop.profile.lines import Lines
 from hotloop.profile.measured import ENOUGH, Block, LoaderFacts, Measured, StepTime
 from hotloop.profile.plan import Plan
@@ -223,7 +223,7 @@ class Watch:
         events, self._events = self._events or [], None
         device_seconds: tuple[float, ...] = ()
         if gpu:
-            self._torch.cuda.synchronize(self._device)
+            events[-1].synchronize()  # torch.cuda.synchronize does nothing under one of the conditions
             device_seconds = tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events))
         self._measured = self._measured.with_block(Block(name, tuple(steps), activity.queued(), {}, device_seconds))
         self._write()  # whatever becomes of the script from here on
@@ -244,7 +244,7 @@ class Watch:
             yield number
         finally:  # a process that ends with a profiler at work may crash
             self._hooks.on_mark = None
-            self._hooks.annotate = lambda name: nullcontext()
+            self._hooks.annotate = unnamed
             if self._measured.device == "cuda":
                 self._torch.cuda.synchronize(self._device)
             trace.stop()
@@ -272,7 +272,10 @@ class Watch:
         if measured.device == "cuda":
             if ablations.has_batches:
                 yield "batch_on_device", ablations.batches_on_device
-            yield "no_sync", ablations.without_waits
+            if measured.sync_lines:
+                yield "no_sync", ablations.without_waits
+            if measured.memory["num_empty_caches_a_step"]:
+                yield "no_empty_cache", ablations.without_empty_cache
 
     def _workers(self) -> list[int]:
         return [worker.pid for worker in getattr(self._hooks.loader(), "_workers", [])]

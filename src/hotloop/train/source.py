@@ -15,7 +15,7 @@ from torch import Tensor
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.images import PIXELS
-from hotloop.data.loader import Batch, Loader, LoaderSettings
+from hotloop.data.loader import Batch, LoaderSettings
 from hotloop.data.random import epoch_order, sample_numbers
 from hotloop.data.stages import Stages
 from hotloop.tasks.task import RANDOM, Tensors
@@ -153,6 +153,31 @@ def _fits(size_bytes: int, device: torch.device, share: float) -> bool:
     return device.type == "cpu" or size_bytes <= share * torch.cuda.mem_get_info(device)[0]
 
 
+class Batches(Protocol):
+    """What fills batches in the host's memory: a `Loader`, or one in another order."""
+
+    settings: LoaderSettings
+    damages: dict[str, str]
+    encoded: int
+
+    @property
+    def dataset(self) -> Dataset:
+        """What the batches are of."""
+
+    @property
+    def workers(self) -> int:
+        """Processes that fill them."""
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+
+    def size(self, number: int) -> int:
+        """Samples of batch `number` of an epoch."""
+
+    def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[Batch]:
+        """Batches from `start` of `epoch` on, through `epochs` passes."""
+
+
 class LoaderSource:
     """Batches that a loader's workers fill, copied to the device while the step before trains.
 
@@ -164,7 +189,7 @@ class LoaderSource:
     """
 
     def __init__(
-        self, loader: Loader, device: torch.device, numbers: int = 0, decoding: Decoding | None = None
+        self, loader: Batches, device: torch.device, numbers: int = 0, decoding: Decoding | None = None
     ) -> None:
         self.settings = loader.settings
         self.damages = loader.damages
