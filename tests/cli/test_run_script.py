@@ -150,23 +150,26 @@ def test_the_fast_level_trains_to_the_same_loss_and_says_what_each_has_brought(s
     assert {one["state"] for one in found["accelerations"].values()} <= {"on", "undone", "unfit"}
 
 
-def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Command) -> None:
+COMPILERS = {
+    "none": "torch.compile = None",
+    "no backward": """
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context, tensor):
+        return tensor.clone()
+    @staticmethod
+    def backward(context, gradient):
+        raise RuntimeError("no code for the backward pass")
+torch.compile = lambda function: lambda *inputs: Fails.apply(function(*inputs))
+""",
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Command, compiler: str) -> None:
     write(script, steps=150)
-    text = script.read_text().replace("import torch\n", "import torch\ntorch.compile = None\n", 1)
-    script.write_text(text)
-    done = hotloop(
-        "run",
-        "--steps",
-        "20",
-        "--only",
-        "compile",
-        "--json-summary",
-        "summary.json",
-        "--",
-        sys.executable,
-        "train.py",
-        timeout=400,
-    )
+    script.write_text(script.read_text().replace("import torch\n", f"import torch\n{COMPILERS[compiler]}\n", 1))
+    done = accelerated(hotloop, "--only", "compile")
     compiled = summary(script.parent)["accelerations"]["compile"]
     assert (compiled["state"], done.out) == ("failed", plain(script))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hotloop.accelerate.guard import Guard, in_float32
+from hotloop.accelerate.guard import Guard, in_float32, kept
 from hotloop.accelerate.training import Training
 from hotloop.attach.patches import Patches
 
@@ -91,14 +91,27 @@ class Forward:
         if "channels_last" in self.on:
             args, kwargs = tree_map_only(Tensor, _channels_last, (args, kwargs))
         if "compile" in self.on and model.training and torch.is_grad_enabled():
-            if id(model) not in self._compiled:
-                self._compiled[id(model)] = torch.compile(original)
-            compute = self._compiled[id(model)]
+            compute = self._compiled.get(id(model)) or torch.compile(original)
         with torch.autocast(self._device.type, torch.bfloat16) if cast else nullcontext():
+            if compute is not original and id(model) not in self._compiled:
+                _rehearse(compute, model, args, kwargs)
+                self._compiled[id(model)] = compute
             outputs = compute(model, *args, **kwargs)
         for name in self.on:
             self.counts[name] = self.counts.get(name, 0) + 1
         return in_float32(outputs) if cast else outputs
+
+
+def _rehearse(compute: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any) -> None:
+    """Compile the backward pass as well, here, where an error undoes no more than the compiling: in the script's own
+    call of `backward` it would end the script.
+    """
+    with kept(model):
+        outputs = tree_leaves(compute(model, *args, **kwargs))
+        wanted = [each.sum() for each in outputs if isinstance(each, Tensor) and each.requires_grad]
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        if wanted:
+            torch.autograd.grad(wanted, weights, allow_unused=True)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

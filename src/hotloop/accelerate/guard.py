@@ -59,7 +59,7 @@ class Guard:
         """What `fast` returns; from now on until `backward` all is done with what `exact` returned, too."""
         expected: list[Any] = []
         try:
-            with _kept(model), torch.no_grad():
+            with kept(model), torch.no_grad():
                 before = _random_state()
                 expected = [exact()]
                 if not torch.equal(before, _random_state()):  # torch.compile draws others
@@ -171,7 +171,7 @@ def _devices() -> list[int]:
 
 
 @contextmanager
-def _kept(model: nn.Module) -> Generator[None]:
+def kept(model: nn.Module) -> Generator[None]:
     """Random numbers, and what the model notes while it runs, are afterwards as they were."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.random.fork_rng(devices=_devices()):
