@@ -167,6 +167,19 @@ def test_a_signal_in_validation_stops_there_and_validates_again(
     assert (second.weights_sha256, second.metrics) == (through.weights_sha256, through.metrics)
 
 
+def test_a_notice_saves_and_stops(make_images: Make, tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+
+    def act(event: Event) -> None:
+        if isinstance(event, Logged):
+            notice.touch()
+
+    changes = {"preemption__file": str(notice), "preemption__every": 0.001, "train__epochs": 100_000}
+    done, result = run(small(make_images(), tmp_path / "run", log__every=1, **changes), Told(act))
+    assert (result.status, result.stopped_by) == ("preempted", f"{notice} is there")
+    assert list(done.checkpoints.iterdir())
+
+
 def test_handlers_are_given_back(make_images: Make, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     run(small(make_images(), tmp_path / "run"), stop_at(2, signal.SIGINT))

@@ -123,6 +123,6 @@ def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
         lines += [f"  {damaged['path']}: {damaged['reason']}" for damaged in result.corrupt_files]
     if result.status == "preempted":
         again = "" if fixed else f" --set run.dir={directory}"
-        lines.append(f"saved; to continue: hotloop train {file}{again}")
+        lines.append(f"saved, as {result.stopped_by} asked; to continue: hotloop train {file}{again}")
     lines.append(f"report: {directory}/report.html")
     return "\n".join(line for line in lines if line)

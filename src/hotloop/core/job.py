@@ -234,6 +234,17 @@ class CheckpointSection(Section):
     )
 
 
+class PreemptionSection(Section):
+    """What tells that this machine is about to be taken away, besides signals: then the run saves and stops."""
+
+    cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
+        "auto", description="whose metadata service is asked; auto: that of the cloud this machine is in, if any"
+    )
+    address: str = Field("", description="of that service; empty: where clouds have it")
+    file: str = Field("", description="a notice, once it exists")
+    every: PositiveFloat = Field(5.0, description="seconds between two looks")
+
+
 class LogSection(Section):
     """What is written down."""
 
@@ -273,6 +284,7 @@ class Job(Section):
     schedule: ScheduleSection = Field(default_factory=lambda: ScheduleSection())
     speed: SpeedSection = Field(default_factory=lambda: SpeedSection())
     checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
+    preemption: PreemptionSection = Field(default_factory=lambda: PreemptionSection())
     log: LogSection = Field(default_factory=lambda: LogSection())
     run: RunSection = Field(default_factory=lambda: RunSection())
 

@@ -56,6 +56,7 @@ class Result:
         weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
         corrupt_files: each damaged file with its reason, in order of name.
         error: the three lines, if it failed.
+        stopped_by: what asked for it, if it is preempted: a signal's name, or a notice's words.
     """
 
     status: Status
@@ -73,6 +74,7 @@ class Result:
     parameters: int = 0
     resumed_from: str = ""
     error: str = ""
+    stopped_by: str = ""
     tokens_per_second: float = 0.0
     flops_per_second: float = 0.0
     matrix_flops_per_second: float = 0.0

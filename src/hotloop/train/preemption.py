@@ -1,38 +1,87 @@
-"""Notice that the end is near: signals set a flag, the loop looks at it between steps."""
+"""Notice that the end is near: signals and a thread that watches set a flag, the loop looks at it between steps."""
 
 import signal
 import threading
+from collections.abc import Callable, Mapping
 from types import FrameType
+
+from hotloop.train.notices import Look, looks
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
 
 class Preemption:
-    """Turns SIGTERM and a first SIGINT into a request to save and stop; a context manager.
+    """Turns SIGTERM, SIGUSR1, a first SIGINT, a cloud's notice or a file into a request to save and stop; a context
+    manager.
 
-    The handler only sets a flag: what it interrupts may be anything. A second SIGINT interrupts at once, as usual.
-    Outside the main thread it watches nothing, as Python allows no handler there.
+    The handler only sets a flag: what it interrupts may be anything. A second SIGINT interrupts at once, as usual. A
+    handler that the program has for SIGUSR1 stays. Outside the main thread signals are not watched, as Python allows
+    no handler there.
+
+    Args:
+        cloud: whose metadata service is asked: "aws", "gcp", "azure", "off", or "auto": the one that the machine's
+            firmware names, if any.
+        address: of that service; empty: the link-local address at which all of them have it.
+        file: a notice, once it exists; empty: none.
+        every_seconds: between two looks. A look takes a millisecond, in a thread of its own.
+        warn: told once if the service does not answer.
+
+    Raises:
+        InputError: there is no such cloud.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, cloud: str = "auto", address: str = "", file: str = "", every_seconds: float = 5.0,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
         self._reason = ""
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
+        self._looks = looks(cloud, address, file)
+        self._every_seconds = every_seconds
+        self._warn = warn
+        self._end = threading.Event()
+        self._watcher: threading.Thread | None = None
 
     @property
     def requested(self) -> str:
-        """Name of the signal that asked to stop, or nothing."""
+        """What asked to stop: the name of a signal, or the notice's words; empty while nothing has."""
         return self._reason
 
     def __enter__(self) -> "Preemption":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._notice)
+            for number in _SIGNALS:
+                if number != signal.SIGUSR1 or signal.getsignal(number) is signal.SIG_DFL:
+                    self._previous[number] = signal.signal(number, self._notice)
+        if self._looks:
+            self._end.clear()
+            arguments = (self._looks,)
+            self._watcher = threading.Thread(target=self._watch, args=arguments, name="hotloop-notices", daemon=True)
+            self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+        if self._watcher:
+            self._end.set()
+            self._watcher.join()
 
     def _notice(self, number: int, frame: FrameType | None) -> None:
         self._reason = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _watch(self, looked_at: Mapping[str, Look]) -> None:
+        silent: set[str] = set()
+        while not self._reason:
+            for name, look in looked_at.items():
+                try:
+                    self._reason = self._reason or look()
+                except Exception as error:  # whatever a service that is not the one it was taken for may say
+                    if name not in silent:
+                        self._warn(f"no notice of preemption can come from {name}: {error}")
+                    silent.add(name)
+            if self._end.wait(self._every_seconds):
+                return

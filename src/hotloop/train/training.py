@@ -62,7 +62,9 @@ def train_job(
     """
     with ExitStack() as stack:
         stack.callback(observer.close)
-        preemption = stack.enter_context(Preemption())
+        asked = job.preemption
+        watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn)
+        preemption = stack.enter_context(watching)
         ready = prepare(job, machine, observer.warn)
         named = None
         if resume not in ("auto", "never"):
@@ -209,6 +211,7 @@ class _Training:
         fed = DataSpeed() if status == "failed" else loop.data_meter.speed(self.parts.job)
         return Result(
             status=status,
+            stopped_by=self.parts.preemption.requested if status == "preempted" else "",
             name=self.parts.run.name,
             metrics=progress.metrics,
             epochs=progress.epoch,
