@@ -96,7 +96,7 @@ class Checkpointer:
             if isinstance(cause, OSError):
                 raise cannot_write(path, cause, CheckpointError) from error
             raise
-        for _, old in _found(self._directory)[self._keep :]:
+        for _, old in all_checkpoints(self._directory)[self._keep :]:
             if old != path:  # a loop that went back saves what is not the newest
                 shutil.rmtree(old)
         return path
@@ -126,19 +126,23 @@ class Checkpointer:
 
     def abandon_after(self, position: Position) -> None:
         """Rename checkpoints newer than that to `abandoned-...`: the run goes on from before them."""
-        for newer, path in _found(self._directory):
+        for newer, path in all_checkpoints(self._directory):
             if newer > position:
                 _rename(path, "abandoned")
 
 
 def newest_path(folder: Path) -> Path | None:
     """The newest checkpoint in a folder by its name, whole or not."""
-    found = _found(folder)
+    found = all_checkpoints(folder)
     return found[0][1] if found else None
 
 
-def _found(folder: Path) -> list[tuple[Position, Path]]:
-    """The checkpoints in a folder with their positions, newest first."""
+def all_checkpoints(folder: Path) -> list[tuple[Position, Path]]:
+    """The checkpoints in a folder with their positions by name, newest first, whole or not.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
     try:
         named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -151,7 +155,7 @@ def _found(folder: Path) -> list[tuple[Position, Path]]:
 def _newest(folder: Path, warn: Callable[[str], None]) -> tuple[Loaded | None, list[Path]]:
     """The newest checkpoint that is whole, and the damaged ones that were passed over on the way to it."""
     damaged: list[Path] = []
-    for _, path in _found(folder):
+    for _, path in all_checkpoints(folder):
         try:
             return load_checkpoint(path), damaged
         except _DamagedError as error:
@@ -166,35 +170,49 @@ def _rename(path: Path, why: str) -> None:
     path.rename(aside)
 
 
+_OTHER = "name another checkpoint: --resume PATH"
+
+
+def verify_checkpoint(path: Path) -> Position:
+    """Compare a checkpoint with its hash. Epoch and step that it was saved at.
+
+    Raises:
+        CheckpointError: it is damaged or of another format, or it cannot be read now.
+    """
+    file = path / "state.pt"
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest["format"] != 1:
+            raise CheckpointError(f"{path} is of format {manifest['format']}", "this hotloop reads 1", _OTHER)
+        position = int(manifest["epoch"]), int(manifest["step"])
+        expected, actual = manifest["files"][file.name], _describe(file)
+    except (FileNotFoundError, NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    if actual != expected:
+        raise _DamagedError(f"{path} is damaged", f"{file.name} is {actual}, expected {expected}", _OTHER)
+    return position
+
+
 def load_checkpoint(path: Path) -> Loaded:
     """Read one checkpoint onto the CPU, its hash verified first.
 
     Raises:
         CheckpointError: it is damaged or of another format, or it cannot be read now.
     """
-    fix = "name another checkpoint: --resume PATH"
-    file = path / "state.pt"
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["format"] != 1:
-            raise CheckpointError(f"{path} is of format {manifest['format']}", "this hotloop reads 1", fix)
-        position = int(manifest["epoch"]), int(manifest["step"])
-        expected, actual = manifest["files"][file.name], _describe(file)
-    except (FileNotFoundError, NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", fix) from None
-    except OSError as error:
-        raise _cannot_read(path, error) from error
-    if actual != expected:
-        raise _DamagedError(f"{path} is damaged", f"{file.name} is {actual}, expected {expected}", fix)
+    position, file = verify_checkpoint(path), path / "state.pt"
     try:
         return Loaded(path, torch.load(file, map_location="cpu", weights_only=True), position)
     except Exception as error:  # unpickling raises whatever it trips over
         cause = f"it is as it was written, but torch says: {' '.join(str(error).split())}"
-        raise CheckpointError(f"{path} cannot be loaded", cause, fix) from error
+        raise CheckpointError(f"{path} cannot be loaded", cause, _OTHER) from error
 
 
 def named_checkpoint(path: Path, warn: Callable[[str], None] = lambda _: None) -> Loaded:
-    """The checkpoint meant by a path: a checkpoint, or a run (its newest good one). Nothing there is changed.
+    """The checkpoint meant by a path: a checkpoint, or the newest good one of a run or of a folder of them.
+
+    Nothing there is changed.
 
     Args:
         path: another process may be training in it.
@@ -206,7 +224,7 @@ def named_checkpoint(path: Path, warn: Callable[[str], None] = lambda _: None) -
     """
     if (path / "manifest.json").is_file():
         return load_checkpoint(path)
-    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     loaded, damaged = _newest(folder, warn)
     if loaded is None and damaged:
         raise CheckpointError(
@@ -215,8 +233,8 @@ def named_checkpoint(path: Path, warn: Callable[[str], None] = lambda _: None) -
     if loaded is None:
         raise InputError(
             f"no checkpoint at {path}",
-            "it is neither auto, nor never, nor a checkpoint (a folder with manifest.json), nor a run with one",
-            "--resume runs/NAME, or --resume auto",
+            "it is neither a checkpoint (a folder with manifest.json), nor a folder of them, nor a run with one",
+            "name one: runs/NAME",
         )
     return loaded
 

@@ -1,0 +1,57 @@
+"""What checkpoints there are, and whether they are whole."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.core.errors import CheckpointError, InputError
+from hotloop.train.checkpoint import Position, all_checkpoints, verify_checkpoint
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint on the disk.
+
+    Attributes:
+        position: epoch and step, by its name.
+        size_bytes: of all its files.
+        saved: when, in seconds since 1970.
+        damage: why it cannot be loaded; empty if it can; None if nobody has looked.
+    """
+
+    path: Path
+    position: Position
+    size_bytes: int
+    saved: float
+    damage: str | None = None
+
+
+def stored_checkpoints(path: Path, verify: bool = False) -> list[Stored]:
+    """Those of a run, of a folder of them, or the one that this is; oldest first.
+
+    Args:
+        verify: read each whole, and compare it with its hash: about 1 s a GB.
+
+    Raises:
+        InputError: there is none.
+        CheckpointError: the folder cannot be read.
+    """
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    found = [(position, one) for position, one in all_checkpoints(path.parent) if one == path]
+    found = found or list(reversed(all_checkpoints(folder)))
+    if not found:
+        cause = "it is neither a checkpoint, nor a folder of them, nor a run"
+        raise InputError(f"no checkpoint at {path}", cause, "hotloop checkpoint list runs/NAME")
+    return [_stored(one, position, verify) for position, one in found]
+
+
+def _stored(path: Path, position: Position, verify: bool) -> Stored:
+    states = [file.stat() for file in path.iterdir() if file.is_file()]
+    damage = None
+    if verify:
+        try:
+            verify_checkpoint(path)
+            damage = ""
+        except CheckpointError as error:
+            damage = error.cause
+    saved = max((state.st_mtime for state in states), default=path.stat().st_mtime)
+    return Stored(path, position, sum(state.st_size for state in states), saved, damage)
