@@ -11,6 +11,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
+from hotloop.accelerate.copies import target_of
 from hotloop.accelerate.device_images import obstacle
 from hotloop.accelerate.host_tensor import HostTensor
 from hotloop.accelerate.lanes import How
@@ -150,3 +151,22 @@ def test_what_is_moved_is_the_scripts_own() -> None:
     tensor.moved().mul_(5)
     assert tensor.moved().tolist() == [1, 1, 1]
     assert (tensor + 0).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "device"),
+    [
+        ("to", ("cuda:1",), {}, "cuda:1"),
+        ("to", (torch.device("cuda"), torch.float16), {"non_blocking": True}, "cuda"),
+        ("to", (), {"device": "cuda", "memory_format": torch.channels_last, "copy": True}, "cuda"),
+        ("to", (torch.float16,), {}, None),
+        ("to", ("cpu",), {}, "cpu"),
+        ("to", (torch.zeros(1),), {}, "cpu"),
+        ("to", (), {"other": torch.zeros(1, device="meta")}, "meta"),
+        ("cuda", (), {"non_blocking": True}, "cuda"),
+        ("cuda", (2,), {}, "cuda:2"),
+        ("cuda", (), {"device": torch.device("cuda", 1)}, "cuda:1"),
+    ],
+)
+def test_where_a_call_moves_a_tensor(name: str, args: Any, kwargs: Any, device: str | None) -> None:
+    assert target_of(name, args, kwargs) == (torch.device(device) if device else None)

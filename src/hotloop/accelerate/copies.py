@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -102,7 +102,9 @@ class Copies:
     def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if isinstance(tensor, HostTensor):
-                return original(tensor.moved(), *args, **kwargs)
+                target = target_of(original.__name__, args, kwargs)
+                here = tensor.moved() if target and target.type == "cuda" else tensor.values()
+                return original(here, *args, **kwargs)
             plain = not (tensor.is_cuda or tensor.requires_grad or tensor.is_inference())
             known = self._known(tensor) if plain else None
             wanted = _destination(original.__name__, args, kwargs) if known else None
@@ -124,20 +126,28 @@ class Copies:
         return move
 
 
+def target_of(name: str, args: Any, kwargs: Any) -> torch.device | None:
+    """The device that a call of `Tensor.to` or `Tensor.cuda` names; None if it names none."""
+    if name == "cuda":
+        asked = args[0] if args else kwargs.get("device")
+        return torch.device("cuda" if asked is None else asked if not isinstance(asked, int) else f"cuda:{asked}")
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, Tensor):
+        return other.device
+    device, *_ = torch._C._nn._parse_to(*args, **{key: value for key, value in kwargs.items() if key != "copy"})
+    return cast(torch.device | None, device)
+
+
 def _destination(name: str, args: Any, kwargs: Any) -> tuple[torch.device, torch.dtype | None] | None:
     """Which GPU a call moves to, and what it makes of it; None if it is none of the plain ways."""
     if kwargs.get("copy") or kwargs.get("memory_format") or any(isinstance(each, Tensor) for each in args):
         return None
-    if name == "cuda":
-        asked = args[0] if args else kwargs.get("device")
-        device = torch.device("cuda" if asked is None else asked if not isinstance(asked, int) else f"cuda:{asked}")
-        dtype = None
-    else:
-        kwargs = {key: value for key, value in kwargs.items() if key != "copy"}
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-        if device is None or layout is not None:
+    device, dtype = target_of(name, args, kwargs), None
+    if name == "to":
+        _, dtype, _, layout = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+        if layout is not None:
             return None
-    if device.type != "cuda":
+    if device is None or device.type != "cuda":
         return None
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index), dtype
 
