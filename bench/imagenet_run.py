@@ -73,25 +73,28 @@ def main() -> None:
     add_device(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, nargs=2, default=(40, 140), help="between which a plain script is timed")
-    parser.add_argument("--after", type=int, default=600, help="steps in which accelerations are switched on and timed")
+    parser.add_argument(
+        "--after", type=int, nargs=2, default=(320, 500), metavar=("EXACT", "FAST"),
+        help="steps in which accelerations are switched on and timed",
+    )  # fmt: skip
     arguments = parser.parse_args()
     text = arguments.script.read_text()
     assert text.count(LOOP) == 1, "the script is another one than this bench knows"
     with tempfile.TemporaryDirectory() as folder:
         if not arguments.data:
             make_data(Path(folder), *arguments.photographs)
-        options = [str(arguments.data or folder), "-p", "10", *arguments.options.split()]
+        options = [str(arguments.data or folder), "-a", "resnet50", "-p", "10", *arguments.options.split()]
         cached, summary = Path(folder) / "cached.py", Path(folder) / "summary.json"
         cached.write_text(text.replace(LOOP, CACHED))
         first, last = arguments.steps
-        late = (arguments.after + first, arguments.after + last)
+        late = [(after + first, after + last) for after in arguments.after]
         plain = [sys.executable, str(arguments.script), *options]
         under = [sys.executable, "-m", "hotloop", "run", "--json-summary", str(summary)]
         commands = {
             "plain": (plain, first, last),
             "cached": ([sys.executable, str(cached), *options], first, last),
-            "exact": ([*under, "--", *plain], *late),
-            "fast": ([*under, "--level", "fast", "--", *plain], *late),
+            "exact": ([*under, "--", *plain], *late[0]),
+            "fast": ([*under, "--level", "fast", "--", *plain], *late[1]),
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         told: dict[str, Any] = {}

@@ -174,6 +174,27 @@ def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Co
     assert (compiled["state"], done.out) == ("failed", plain(script))
 
 
+def test_what_waits_once_steps_are_shorter_is_tried_then(script: Path, hotloop: Command) -> None:
+    """Loading hides behind the model, until the model is compiled; here to something that does not sleep."""
+    write(script, load=0.003, workers=1, samples=800, steps=200, extra_layer="Sleeps(),")
+    sleeps = """
+class Sleeps(torch.nn.Module):
+    seconds = 0.02
+    def forward(self, tensor):
+        time.sleep(self.seconds)
+        return tensor
+def compiled(function):
+    Sleeps.seconds = 0.0
+    return function
+torch.compile = compiled
+"""
+    script.write_text(script.read_text().replace("import torch\n", f"import torch\n{sleeps}\n", 1))
+    done = accelerated(hotloop, "--only", "loader", "--only", "compile")
+    found = summary(script.parent)
+    assert done.out == plain(script)
+    assert {name: one["state"] for name, one in found["accelerations"].items()} == {"loader": "on", "compile": "on"}
+
+
 def test_exit_codes_arguments_and_input_are_the_scripts(script: Path, hotloop: Command) -> None:
     script.write_text("import sys, torch; print(sys.argv, __name__); sys.exit(7)")
     done = hotloop("run", "--steps", "20", "--", sys.executable, "train.py", "--level", "x", expect=7)

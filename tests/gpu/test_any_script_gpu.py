@@ -157,7 +157,7 @@ def test_images_are_cut_on_the_gpu_in_the_scripts_order(
     """Nothing is left to chance but the order: so each batch is known by its images' means."""
     make_images(classes=2, each=64, size=48)
     script.write_text(FOLDER)
-    options = ["--steps", "40", "--only", "image_folder", "--only", "loader", "--json-summary", "summary.json"]
+    options = ["--steps", "40", "--only", "image_folder", "--json-summary", "summary.json"]
     done = hotloop("run", *options, "--", sys.executable, "train.py", expect=0, timeout=300)
     found = json.loads(done.out)
     expected = json.loads(

@@ -185,7 +185,10 @@ class Runner:
         before = yield from self._timed(training)
         self._before = before.seconds
         self._after = before.seconds if self._plan.measure else 0.0  # then it is measured once, at the end
-        for name, switch in self._switches.items():
+        for name, switch in [*self._switches.items()] * 2:
+            # Once more what did not fit: shorter steps may wait for batches, and longer ones did not.
+            if name in self._told and self._told[name].state != UNFIT:
+                continue
             training.waits = before.waits
             if not self._switched_on(name, switch, training) or not self._plan.measure:
                 continue
