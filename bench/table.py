@@ -154,6 +154,29 @@ def long_run(result: dict[str, Any]) -> tuple[str, str]:
     return f"growth of the pipeline over {result['batches']:,} batches, two hours' worth of a ResNet-50", text
 
 
+def any_script(result: dict[str, Any]) -> tuple[str, str]:
+    scripts = result["scripts"].values()
+    verdicts = [verdict == one["expected"]["verdict"] for one in scripts for verdict in one["verdicts"]]
+    errors = [one["error"] for one in scripts if one["error"] is not None]
+    close = sum(error <= result["goals"]["error"] for error in errors)
+    costs = [one["overhead_ratio"]["median"] for one in scripts]
+    text = (
+        f"{sum(verdicts)} of {len(verdicts)} verdicts right; the step after mending predicted within 10 % of a step "
+        f"for {close} of {len(errors)}, within {max(errors):.0%} for all; watching costs at most {max(costs):.1%}"
+    )
+    return (
+        f"`hotloop profile` on {len(verdicts) // len(scripts)} × {len(scripts)} scripts with a known bottleneck",
+        text,
+    )
+
+
+def tune(result: dict[str, Any]) -> tuple[str, str]:
+    text = (
+        f"{result['from_best']:.1%} from the best of {result['combinations']}, at {result['cost']:.0%} of a grid's cost"
+    )
+    return "`hotloop tune` on the demo's settings", text
+
+
 ROWS = {
     "loop_cost": loop_cost,
     "step_resnet50": step_resnet50,
@@ -164,6 +187,9 @@ ROWS = {
     "step_second_start": step_second_start,
     "gpt2": gpt2,
     "two_cards": two_cards,
+    "any_script_cuda": any_script,
+    "any_script_cpu": any_script,
+    "tune_cpu": tune,
     "demo_epoch": demo_epoch,
     "first_batch": first_batch,
     "long_run": long_run,
