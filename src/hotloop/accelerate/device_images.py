@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, default_collate
 
 from hotloop.accelerate.host_tensor import HostTensor
 from hotloop.accelerate.image_folder import MAX_PIXELS, Recipe
-from hotloop.accelerate.lanes import How, IndexSource, LaneIndices
+from hotloop.accelerate.lanes import How, IndexSource, LaneIndices, LaneOfIndices
 from hotloop.data.columns import Column, Texts
 from hotloop.data.dataset import Dataset
 from hotloop.data.image_list import ImageList
@@ -67,7 +67,7 @@ class _InScriptsOrder:
         return self._loader.batches_of(self.indices, first)
 
 
-class DeviceImages:
+class DeviceImages(LaneOfIndices):
     """A lane, see `Lane`, whose images lie on the GPU before they are asked for, uint8 on their way there.
 
     Page-locked memory: four batches, and twice the pixels of a side: 0.6 GB for 256 images of 224 pixels. On the GPU
@@ -131,15 +131,6 @@ class DeviceImages:
         images = by(pixels, boxes, self._mean, self._scale, self._recipe.size, torch.float32).contiguous()
         labels = torch.from_numpy(self._labels[found.indices])
         return [HostTensor(images), labels.pin_memory() if self._is_pinned else labels]
-
-    def close(self) -> None:
-        """It takes no more indices, and delivers what is under way."""
-        self._indices.closed = True
-
-    def abandon(self, source: IndexSource) -> None:
-        """What it has not delivered goes back to the source; its workers end."""
-        source.give_back(self._indices.under_way)
-        self.end()
 
     def end(self) -> None:
         """Its workers end."""

@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,7 +100,26 @@ class LaneIndices:
         return self.under_way[-1]
 
 
-class OwnLane:
+class LaneOfIndices(ABC):
+    """What makes batches of the indices that it takes from a source."""
+
+    _indices: LaneIndices
+
+    def close(self) -> None:
+        """It takes no more indices, and delivers what is under way."""
+        self._indices.closed = True
+
+    def abandon(self, source: IndexSource) -> None:
+        """What it has not delivered goes back to the source; its workers end."""
+        source.give_back(self._indices.under_way)
+        self.end()
+
+    @abstractmethod
+    def end(self) -> None:
+        """Its workers end."""
+
+
+class OwnLane(LaneOfIndices):
     """The iterator that the DataLoader made itself."""
 
     is_own = True
@@ -116,10 +136,6 @@ class OwnLane:
             self._indices.under_way.popleft()
         return batch
 
-    def close(self) -> None:
-        """It takes no more indices, and delivers what is under way."""
-        self._indices.closed = True
-
     def end(self) -> None:
         """The script may want it again."""
 
@@ -128,7 +144,7 @@ class OwnLane:
         return _is_ready(self.iterator)
 
 
-class Lane:
+class Lane(LaneOfIndices):
     """Batches of a loader with other settings than its own.
 
     Args:
@@ -167,15 +183,6 @@ class Lane:
         batch = next(self.iterator)
         self._indices.under_way.popleft()
         return batch
-
-    def close(self) -> None:
-        """It takes no more indices, and delivers what is under way."""
-        self._indices.closed = True
-
-    def abandon(self, source: IndexSource) -> None:
-        """What it has not delivered goes back to the source; its workers end."""
-        source.give_back(self._indices.under_way)
-        self.end()
 
     def end(self) -> None:
         """Its workers end."""
