@@ -82,7 +82,7 @@ def summary(folder: Path) -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_loader_is_faster_and_what_is_trained_the_same(script: Path, hotloop: Command, workers: int) -> None:
-    write(script, load=0.003, workers=workers, samples=400, steps=200)  # the first epoch is longer than what is timed
+    write(script, load=0.01, workers=workers, samples=400, steps=200)  # the first epoch is longer than what is timed
     done = accelerated(hotloop, "--only", "loader")
     assert done.out == plain(script), "every batch once, in the script's order, with its random numbers"
     found = summary(script.parent)
@@ -117,7 +117,8 @@ def test_a_scripts_own_error_is_its_own(script: Path, hotloop: Command) -> None:
 
 
 def test_a_data_set_that_changes_between_epochs_is_seen_by_workers(script: Path, hotloop: Command) -> None:
-    write(script, load=0.003, extra="loader.dataset.features = loader.dataset.features + (done % 24 == 0)")
+    changes = "loader.dataset.features = loader.dataset.features + (done % 100 == 0)"
+    write(script, load=0.01, samples=400, steps=200, extra=changes)
     done = accelerated(hotloop, "--only", "loader")
     assert summary(script.parent)["accelerations"]["loader"]["state"] == "on"
     assert done.out == plain(script)
@@ -176,10 +177,10 @@ def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Co
 
 def test_what_waits_once_steps_are_shorter_is_tried_then(script: Path, hotloop: Command) -> None:
     """Loading hides behind the model, until the model is compiled; here to something that does not sleep."""
-    write(script, load=0.003, workers=1, samples=800, steps=200, extra_layer="Sleeps(),")
+    write(script, load=0.01, workers=1, samples=800, steps=200, extra_layer="Sleeps(),")
     sleeps = """
 class Sleeps(torch.nn.Module):
-    seconds = 0.02
+    seconds = 0.06
     def forward(self, tensor):
         time.sleep(self.seconds)
         return tensor
