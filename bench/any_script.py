@@ -105,6 +105,7 @@ def measured(name: str, case: Case, device: str, rounds: int, steps: int) -> dic
         ),
         "overhead_ratio": asdict(Figure.of([found["overhead_ratio"] for found in profiles], "share")),
         "shares": profiles[-1]["shares"],
+        "ablations": profiles[-1]["ablations"],
     }
 
 

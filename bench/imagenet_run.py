@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, nargs=2, default=(40, 140), help="between which a plain script is timed")
     parser.add_argument(
-        "--after", type=int, nargs=2, default=(320, 500), metavar=("EXACT", "FAST"),
+        "--after", type=int, nargs=2, default=(320, 700), metavar=("EXACT", "FAST"),
         help="steps in which accelerations are switched on and timed",
     )  # fmt: skip
     arguments = parser.parse_args()

@@ -1,5 +1,5 @@
 """Bottleneck: one loader worker waits 1.5 ms per sample (a remote store), one sample after the other.
---mended: num_workers=8, so that the waits overlap."""
+--mended: num_workers=16, so that the waits overlap."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ def main():
         RemoteStore(100 * batch, 512),
         batch_size=batch,
         shuffle=True,
-        num_workers=8 if args.mended else 1,
+        num_workers=16 if args.mended else 1,
         persistent_workers=True,
     )
     model = nn.Sequential(

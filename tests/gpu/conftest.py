@@ -1,9 +1,21 @@
 """Fixtures of the tests on a GPU."""
 
+import fcntl
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests run side by side, but for those that time what the GPU does: they are marked `alone`."""
+    alone = request.node.get_closest_marker("alone")
+    with (Path(tempfile.gettempdir()) / "hotloop-tests-gpu.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(autouse=True)

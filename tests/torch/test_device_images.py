@@ -91,6 +91,18 @@ def test_back_to_the_scripts_own_way_in_the_middle(folder: Path, loading: Loadin
     assert failures == []
 
 
+def test_workers_end_at_once_when_the_process_does(folder: Path, loading: Loading) -> None:
+    """Left to torch, a process that ends waits five seconds for each."""
+    loading.set_how(lambda loader: How(2, 2, False))
+    iterator = iter(a_loader(folder))
+    next(iterator)
+    workers = iterator._workers
+    loading.leave()
+    for worker in workers:
+        worker.join(5)
+    assert [worker.is_alive() for worker in workers] == [False, False]
+
+
 def test_a_file_that_cannot_be_read_is_the_scripts_own_affair(
     folder: Path, loading: Loading, failures: list[str]
 ) -> None:

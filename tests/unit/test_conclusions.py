@@ -46,9 +46,10 @@ def test_on_a_cpu_the_watched_steps_say_what_input_took_and_the_trace_the_rest()
 
 def test_on_a_gpu_a_profiler_stretches_the_rests_and_not_the_work() -> None:
     watched = replace(block("watched", 9.0), device_seconds=(1.0,) * 20)
-    traced = line(compute=0.5, launch=1.0, input=0.5)
+    traced = line(compute=0.4, sync=0.1, launch=1.0, input=0.5)
     found = shares(measured(watched, device="cuda"), traced)
-    assert (found["compute"], found["launch"], found["input"]) == pytest.approx((0.5, 1 / 3, 1 / 6))
+    told = [found[kind] for kind in ("compute", "sync", "launch", "input")]
+    assert told == pytest.approx([0.4, 0.1, 1 / 3, 1 / 6])
 
 
 @given(

@@ -80,6 +80,14 @@ def test_waiting_costs_what_a_step_would_be_shorter_without() -> None:
     assert seconds(kept_busy) == pytest.approx({"compute": 4, "sync": 1})
 
 
+def test_what_the_profiler_adds_to_the_hosts_work_does_not_count() -> None:
+    """The host works for 4 of 6 s, the GPU for 3; without a profiler a step takes 4.5: the host works for 2.5 of it."""
+    waits = call(2, 4, "cudaStreamSynchronize")
+    events = [*marks(0, 6), call(0, 2), kernel(1, 4), waits, call(4, 6, "aten::add")]
+    found = [timeline(events, seconds) for seconds in (0.0, 4.5)]
+    assert [line.seconds("sync") for line in found if line] == pytest.approx([2, 1.5])
+
+
 def test_compilation_is_not_waiting() -> None:
     during = [call(0, 1.0001, "cudaStreamSynchronize"), said("compiling", 1.001, 3)]
     found = seconds([*marks(0, 4), kernel(0, 1), kernel(3, 4), call(3, 4), *during])

@@ -190,9 +190,12 @@ class Lane(LaneOfIndices):
             self.iterator._shutdown_workers()
 
     def leave(self) -> None:
-        """The process ends, and multiprocessing ends the workers. Torch's own way wants a new thread, where Python 3.12
-        hangs by then: https://github.com/python/cpython/issues/104690
+        """The process ends. Torch's own way to end workers wants a new thread, where Python 3.12 hangs by then
+        (https://github.com/python/cpython/issues/104690); and of those that are kept and give page-locked batches it
+        waits five seconds for each.
         """
+        for worker in getattr(self.iterator, "_workers", ()):
+            worker.terminate()
 
     @property
     def is_ready(self) -> bool:

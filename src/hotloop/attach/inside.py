@@ -1,8 +1,10 @@
 """What happens in each process that was started under `hotloop`."""
 
+import atexit
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +44,7 @@ def start() -> None:
     if not Path(attachment.folder).is_dir():  # the one that waited for this process has gone
         return
     (Path(attachment.folder) / f"attached-{os.getpid()}").touch()
+    atexit.register(_stay_interrupted)  # before all others, so it runs after them
     module, _, name = attachment.entry.partition(":")
 
     def begin(torch: ModuleType) -> None:
@@ -51,3 +54,12 @@ def start() -> None:
             print(f"hotloop could not start in this process: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
 
     when_imported("torch", begin)
+
+
+def _stay_interrupted() -> None:
+    """A process that Ctrl-C has ended says so by its exit code, unless a string is executed on its way out, as making
+    a dataclass does: then Python forgets, and the code is 1.
+    """
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102 - it is remembered again

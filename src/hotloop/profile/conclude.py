@@ -11,6 +11,7 @@ from hotloop.profile.measured import Measured
 from hotloop.profile.shares import (
     PROOFS,
     ablations,
+    mean_seconds,
     overhead_ratio,
     rank_profiles,
     regular_steps,
@@ -48,7 +49,7 @@ def conclude(
 
     With several ranks the slow one is told about, if there is one, else the first.
     """
-    lines = [timeline(read_trace(folder / one.trace)) if one.trace else None for one in measured]
+    lines = [_line(one, folder) for one in measured]
     ranks = rank_profiles(measured, lines)
     slow = slow_rank(ranks)
     number = ranks.index(slow) if slow else 0
@@ -79,6 +80,12 @@ def conclude(
         versions={"hotloop": __version__, "torch": str(one.facts["torch"])},
     )
     return profile, line, folder / one.trace if one.trace else None
+
+
+def _line(measured: Measured, folder: Path) -> Timeline | None:
+    watched = measured.block("watched")
+    assert watched
+    return timeline(read_trace(folder / measured.trace), mean_seconds(watched)) if measured.trace else None
 
 
 def _notes(measured: Measured) -> tuple[str, ...]:

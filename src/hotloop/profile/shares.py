@@ -52,7 +52,7 @@ def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
 
     Steps without a trace say how long they took, and on a CPU how much of it went into input and compilation; the trace
     says what the rest consists of. On a GPU the trace says how long the card was at work, which a profiler does not
-    change, and what the host was at while it was not.
+    change, and what the host was at while it was not; what waits cost allows for the host's being slower there.
     """
     watched = measured.block("watched")
     assert watched
@@ -64,7 +64,7 @@ def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
         return found
     traced = {kind: line.seconds(kind) for kind in KINDS}
     if measured.device == "cuda":
-        known = {kind: min(1.0, traced[kind] / whole) for kind in ("compute", "communication")}
+        known = {kind: min(1.0, traced[kind] / whole) for kind in ("compute", "communication", "sync")}
     else:
         known = {"input": fmean(step.input for step in steps) / whole}
         traced["other"] += fmean(step.compiling for step in steps)

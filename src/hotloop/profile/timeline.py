@@ -83,8 +83,12 @@ def read_trace(file: Path) -> list[Event]:
     return found
 
 
-def timeline(events: Sequence[Event]) -> Timeline | None:
-    """Divide the steps between marks; None if there are fewer than two."""
+def timeline(events: Sequence[Event], step_seconds: float = 0.0) -> Timeline | None:
+    """Divide the steps between marks; None if there are fewer than two.
+
+    Args:
+        step_seconds: a step's without a profiler, which makes the host slower; 0: as long as here.
+    """
     marks = sorted((event.begin, event.thread) for event in events if _is_mark(event))
     if len(marks) < 2:
         return None
@@ -97,9 +101,10 @@ def timeline(events: Sequence[Event]) -> Timeline | None:
         if event.name.startswith("hotloop::") and event.kind == "user_annotation" and event.thread == thread:
             ranges[event.name.removeprefix("hotloop::")].append((event.begin, event.end))
     said = {name: union(found) for name, found in ranges.items()}
-    times = _with_gpu(span, inside, gpu, said) if gpu else _without_gpu(span, inside, said)
-    busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     steps = len(marks) - 1
+    added = max(0.0, span[1] - span[0] - steps * step_seconds) if step_seconds else 0.0
+    times = _with_gpu(span, inside, gpu, said, added) if gpu else _without_gpu(span, inside, said)
+    busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
     memory = _memory([event for event in inside if event.kind == ("gpu_memory" if gpu else "memory")], span)
     return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory)
@@ -137,9 +142,9 @@ def _without_gpu(span: Interval, events: Sequence[Event], said: Mapping[str, lis
 
 
 def _with_gpu(
-    span: Interval, events: Sequence[Event], gpu: Sequence[Event], said: Mapping[str, list[Interval]]
+    span: Interval, events: Sequence[Event], gpu: Sequence[Event], said: Mapping[str, list[Interval]], added: float
 ) -> dict[str, Any]:
-    """While the GPU works, its work; while it rests, what the host is at."""
+    """While the GPU works, its work; while it rests, what the host is at, which takes so much longer for the trace."""
     copies = [event for event in gpu if event.kind == "gpu_memcpy" and "HtoD" in event.name]
     computing = [event for event in gpu if not _is_collective(event) and "HtoD" not in event.name]
     busy = union((event.begin, event.end) for event in gpu)
@@ -158,20 +163,22 @@ def _with_gpu(
             "copying": said.get("copy", []),
             "allocating": _times(event for event in calls if event.name.startswith(_ALLOCATING_CALLS)),
             "communicating": _times(event for event in events if _is_collective(event)),
-            "sync": _lost_by_waiting(span, busy, waits),
+            "sync": _lost_by_waiting(span, busy, waits, added),
             "python": python,
         },
         rest="launch",
     )
 
 
-def _lost_by_waiting(span: Interval, busy: Sequence[Interval], waits: Sequence[Interval]) -> list[Interval]:
+def _lost_by_waiting(
+    span: Interval, busy: Sequence[Interval], waits: Sequence[Interval], added: float
+) -> list[Interval]:
     """When the GPU rests because the host has waited for it, and would not have rested otherwise: without waits a step
     takes as long as what the host does besides, or as the GPU's own work, whichever is longer.
     """
     rests = difference([span], busy)
     after = union([*(gap for gap in rests if covers(waits, gap[0])), *intersection(rests, waits)])
-    whole = span[1] - span[0]
+    whole = span[1] - span[0] - added
     lost = whole - max(whole - length(intersection(waits, [span])), length(intersection(busy, [span])))
     part = min(1.0, lost / length(after)) if after else 0.0
     return [(begin, begin + part * (end - begin)) for begin, end in after]
