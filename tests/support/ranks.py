@@ -1,4 +1,4 @@
-"""One of several processes that train a small model together: `ranks.py RANK SIZE FOLDER WINDOW MOST DEVICE VARIANT`.
+"""One of several processes that train a small model together.
 
 Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, or where the variant says.
 
@@ -18,13 +18,12 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - broken: averaging after backward raises on the second rank.
 - late: the update after that raises there, when the first has gone on.
 
-Writes losses and weights to FOLDER/rank-RANK.json.
+Writes losses and weights to FOLDER/rank-RANK.json, and what it says to FOLDER/rank-RANK.txt.
 """
 
 import faulthandler
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +137,11 @@ def build(variant: str, most: int) -> nn.Module:
     return model
 
 
-def main() -> None:
-    faulthandler.dump_traceback_later(60, exit=True)  # says where it hangs
-    rank, size, window, most = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5])
-    folder, kind, variant = Path(sys.argv[3]), sys.argv[6], sys.argv[7]
+def main(rank: int, size: int, folder: Path, window: int, most: int, kind: str, variant: str) -> None:
+    said = os.open(folder / f"rank-{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    faulthandler.dump_traceback_later(60, exit=True, file=said)  # says where it hangs
     torch.set_num_threads(1)
     cards = torch.cuda.device_count()
     device = torch.device(kind, rank % cards) if kind == "cuda" else torch.device(kind)
@@ -203,7 +203,3 @@ def main() -> None:
         distributed.barrier()
         distributed.destroy_process_group()
     os._exit(0)  # gloo's threads abort a process that ends while its peers are still there
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,7 @@
 """Small models and tasks that tests name as "tiny:...". torch is imported when they are built, not before."""
 
+import os
+import threading
 from typing import Any, ClassVar
 
 import numpy as np
@@ -107,3 +109,21 @@ class Rotated(Regression):
         outputs: Tensor = model(batch["inputs"])
         self.forwarded.add(outputs.dtype)
         return outputs
+
+
+class Stuck(Regression):
+    """On the second rank the third step does not end."""
+
+    steps = 0
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        self.steps += model.training
+        if self.steps == 3 and os.environ.get("RANK") == "1":
+            stuck()
+        outputs: Tensor = model(batch["inputs"])
+        return outputs
+
+
+def stuck() -> None:
+    """Waits for what never comes."""
+    threading.Event().wait()

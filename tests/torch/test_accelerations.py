@@ -2,6 +2,8 @@
 
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -218,6 +220,42 @@ def test_at_the_end_of_the_process_nothing_is_waited_for(loading: Loading, monke
         context.setattr(threading.Thread, "start", lambda thread: pytest.fail("a thread is started"))
         loading.leave()
     loading.remove()
+
+
+LEAVES = """
+import atexit, sys
+import torch
+from torch.utils.data import DataLoader
+from hotloop.accelerate import loading as module
+
+def as_torch_does_for_page_locked_batches(*arguments):
+    lane = module._lane(*arguments)
+    for worker in lane.iterator._workers:
+        atexit.register(lambda worker: print("alive" if worker.is_alive() else "ended"), worker)
+    return lane
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return index
+
+loading = module.Loading(print)
+loading.make_lane = as_torch_does_for_page_locked_batches
+loading.install()
+loading.set_how(lambda loader: module.How(2, 2, False))
+for batch in DataLoader(Numbers(), 4):
+    raise KeyboardInterrupt
+"""
+
+
+def test_workers_have_ended_when_torch_would_wait_for_each(tmp_path: Path) -> None:
+    """Five seconds for each one, if they give page-locked batches."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = subprocess.run(
+        [sys.executable, "leaves.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["ended", "ended"], done.stderr
 
 
 def test_nothing_is_left_of_it(failures: list[str]) -> None:

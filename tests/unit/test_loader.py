@@ -97,6 +97,29 @@ def test_resuming_anywhere_gives_the_rest(samples: int, epoch: int, start: int) 
     assert copies(run(Numbers(samples), workers=0, epoch=epoch, start=start)) == whole[start:]
 
 
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.booleans())
+def test_parts_of_batches_are_the_batches(samples: int, batch_size: int, parts: int, shuffle: bool) -> None:
+    several = [LoaderSettings(batch_size, shuffle=shuffle, part=part, parts=parts) for part in range(parts)]
+    for number in range(several[0].batches(samples)):
+        size = several[0].size(number, samples)
+        counted = [settings.counted(number, samples) for settings in several]
+        assert sum(counted) == size
+        assert max(counted) - min(counted) <= 1
+        places = [settings.places(number, samples) for settings in several]
+        real = [place for each, some in zip(places, counted, strict=True) if some for place in each]
+        assert real == list(range(number * batch_size, number * batch_size + size)), "each once, in order"
+        assert all(len(each) <= settings.part_size for each, settings in zip(places, several, strict=True))
+        stood_in = [each for each, some in zip(places, counted, strict=True) if not some]
+        assert all(len(each) == shuffle for each in stood_in), "one that trains takes every step"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_have_the_draws_of_the_whole(workers: int) -> None:
+    whole = {index: draw for batch in copies(run(Numbers(45), 0)) for index, draw in zip(*batch, strict=True)}
+    parts = [batch for part in range(3) for batch in copies(run(Numbers(45), workers, part=part, parts=3))]
+    assert {index: draw for batch in parts for index, draw in zip(*batch, strict=True)} == whole
+
+
 def test_damaged_samples_are_replaced_counted_and_named() -> None:
     with Loaders([(Numbers(20, damaged=(3, 7)), LoaderSettings(batch_size=8))], 2) as (loader,):
         sizes = [batch.size for batch in loader.batches()]

@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import os
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ _PATIENCE_SECONDS = 120.0
 """After which a batch that has not come is made as the script would have made it: one that cannot be sent from process
 to process never comes, and nothing says so.
 """
+_LEAVE_SECONDS = 3.0
+"""For all workers together: each ends the batch that it is at."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +195,16 @@ class Lane(LaneOfIndices):
     def leave(self) -> None:
         """The process ends. Torch's own way to end workers wants a new thread, where Python 3.12 hangs by then
         (https://github.com/python/cpython/issues/104690); and of those that are kept and give page-locked batches it
-        waits five seconds for each.
+        waits five seconds for each, at exit. So they are told, and those that have not ended soon are ended.
         """
-        for worker in getattr(self.iterator, "_workers", ()):
+        if not isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter):
+            return
+        self.iterator._workers_done_event.set()
+        for queue in self.iterator._index_queues:
+            queue.put(None)  # wakes it
+        until = time.monotonic() + _LEAVE_SECONDS
+        for worker in self.iterator._workers:
+            worker.join(max(0.0, until - time.monotonic()))
             worker.terminate()
 
     @property

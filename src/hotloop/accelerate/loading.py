@@ -1,5 +1,6 @@
 """DataLoaders of a script: what waiting for them costs, and the same batches sooner."""
 
+import atexit
 import hashlib
 import os
 import pickle
@@ -69,6 +70,7 @@ class Loading:
 
     def remove(self) -> None:
         """The script's loaders are its own again, from their next pass on."""
+        atexit.unregister(self.leave)
         self._patches.undo()
         for kept in self._lanes.values():
             kept.lane.end()
@@ -76,9 +78,12 @@ class Loading:
 
     def leave(self) -> None:
         """The process ends."""
+        if os.getpid() != self._process:
+            return
         self._patches.undo()
         for kept in self._lanes.values():
             kept.lane.leave()
+        self._lanes.clear()
 
     def adopt(self) -> None:
         """The thread that calls this is the one that trains."""
@@ -150,6 +155,8 @@ class Loading:
             kept.lane.end()
             self.drop(loader)
         lane = self.make_lane(loader, how, source, seed)
+        atexit.unregister(self.leave)
+        atexit.register(self.leave)  # what is registered last is called first: before torch waits for the workers
         if not kept or kept.user() in (None, user):  # else two passes of one loader are under way at once
             self._lanes[loader] = _Kept(lane, how, digest or "", ref(user))
         return lane

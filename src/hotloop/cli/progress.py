@@ -15,12 +15,29 @@ def terminal_observer() -> Observer:
     return BarObserver(console) if console.is_terminal else LinesObserver(console)
 
 
+def rank_observer(rank: int) -> Observer:
+    """The observer of a rank other than the first: it tells what is wrong there."""
+    return _RankObserver(_Console(stderr=True, highlight=False), rank)
+
+
 class _Console(Console):
     """Goes quiet when its reader has gone; rich's own would end the training."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+class _RankObserver(Observer):
+    """Warnings, and whose they are."""
+
+    def __init__(self, console: Console, rank: int) -> None:
+        self._console = console
+        self._rank = rank
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, Warned):
+            self._console.print(f"warning, rank {self._rank}: {event.text}", style="yellow", markup=False)
 
 
 class LinesObserver(Observer):

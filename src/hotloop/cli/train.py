@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from hotloop.core.errors import InputError
-from hotloop.core.job import load_job
+from hotloop.core.errors import HotloopError, InputError
+from hotloop.core.job import Job, load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
 from hotloop.core.units import format_amount, format_seconds
@@ -57,20 +57,71 @@ def train(
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # "module:name" in a job means the user's own files; last, so that one named like a library does not stand for it.
     sys.path.append(os.getcwd())
-    from hotloop.cli.progress import terminal_observer
-    from hotloop.train.training import inspect_job, train_job
-
     if dry_run:
+        from hotloop.train.training import inspect_job
+
         plan = inspect_job(job, read_machine())
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
-    with standard_output_to_error() if as_json else nullcontext():
-        run, result = train_job(job, read_machine(), terminal_observer(), resume)
-    if as_json:
-        click.echo(json.dumps(plain({"run": str(run.directory), **asdict(result)})))
-    else:
-        click.echo(_summary(file, run, result, fixed=job.run.dir is not None))
-    return 0 if result.status == "finished" else _STOPPED_EARLY
+    if (number := _processes(job)) > 1:
+        from hotloop.train.elastic import train_in_ranks
+
+        return train_in_ranks(_command(file, overrides, resume, settings, as_json), number, job.ranks, _tell)
+    return _train(file, job, resume, as_json)
+
+
+def _processes(job: Job) -> int:
+    """How many to start; 1: this one trains, alone or as one of several that somebody else has started."""
+    from hotloop.train.world import is_rank, processes_for
+
+    return 1 if is_rank() else processes_for(job)
+
+
+def _command(
+    file: Path, overrides: tuple[str, ...], resume: str, settings: Path | None, as_json: bool
+) -> list[str]:  # fmt: skip
+    """What each rank runs."""
+    laid_over = [word for override in overrides for word in ("--set", override)]
+    tuned = ["--settings", str(settings)] if settings else []
+    return ["hotloop", "train", str(file), *laid_over, *tuned, "--resume", resume, *(["--json"] if as_json else [])]
+
+
+def _tell(text: str) -> None:
+    click.echo(f"hotloop: {text}", err=True)
+
+
+def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
+    """Train in this process."""
+    from hotloop.cli.progress import rank_observer, terminal_observer
+    from hotloop.train.patience import StopRequested
+    from hotloop.train.training import train_job
+    from hotloop.train.world import joined_world, peer_lost
+
+    with joined_world(job.device, job.ranks.timeout.amount) as world:
+        try:
+            with standard_output_to_error() if as_json else nullcontext():
+                observer = terminal_observer() if world.first else rank_observer(world.rank)
+                run, result = train_job(job, read_machine(), observer, resume, world=world)
+        except StopRequested:  # one of several ranks; what was saved last is kept
+            world.note("code", str(_STOPPED_EARLY))
+            return _STOPPED_EARLY
+        except HotloopError as error:
+            world.note("code", str(error.exit_code))
+            if not world.claims("error"):
+                raise SystemExit(error.exit_code) from None
+            raise
+        except Exception as error:
+            if world.size == 1 or not (gone := peer_lost(error)):
+                raise
+            raise SystemExit(f"rank {world.rank} ends: {gone}") from None
+        code = 0 if result.status == "finished" else _STOPPED_EARLY
+        if world.first:
+            world.note("code", str(code))
+            if as_json:
+                click.echo(json.dumps(plain({"run": str(run.directory), **asdict(result)})))
+            else:
+                click.echo(_summary(file, run, result, fixed=job.run.dir is not None))
+        return 0 if world.folder else code  # else the agent that has started this rank would take it for lost
 
 
 def _plan(plan: dict[str, Any]) -> str:

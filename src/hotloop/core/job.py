@@ -245,6 +245,18 @@ class PreemptionSection(Section):
     every: PositiveFloat = Field(5.0, description="seconds between two looks")
 
 
+class RanksSection(Section):
+    """The processes that train one model together."""
+
+    processes: PositiveInt | Auto = Field("auto", description="how many on this machine; auto: one for each GPU")
+    restarts: NonNegativeInt = Field(
+        3, description="how often all of them are started again from the last checkpoint, if one is lost"
+    )
+    timeout: IntervalText = Field(
+        Interval(600, "seconds"), description="without progress for so long, a run of several hangs and is ended"
+    )
+
+
 class LogSection(Section):
     """What is written down."""
 
@@ -271,6 +283,9 @@ class Job(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "float8"] = Field(
         "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
     )
+    parallel: Literal["auto", "none", "ddp"] = Field(
+        "auto", description="several GPUs: a copy of the model on each (ddp), or only one used (none); auto: ddp"
+    )
     task: Annotated[
         Annotated[ImagesTask, Tag("images")]
         | Annotated[TokensTask, Tag("tokens")]
@@ -285,6 +300,7 @@ class Job(Section):
     speed: SpeedSection = Field(default_factory=lambda: SpeedSection())
     checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
     preemption: PreemptionSection = Field(default_factory=lambda: PreemptionSection())
+    ranks: RanksSection = Field(default_factory=lambda: RanksSection())
     log: LogSection = Field(default_factory=lambda: LogSection())
     run: RunSection = Field(default_factory=lambda: RunSection())
 

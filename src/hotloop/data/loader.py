@@ -55,6 +55,7 @@ class LoaderSettings:
         shuffle: a new order each epoch, from (seed, epoch); otherwise the data set's own.
         drop_last: leave out a short last batch.
         on_damaged: "replace" by another sample, "drop" it (validation: nothing counts twice), or "raise".
+        part, parts: which of so many equal parts of each batch this process takes, so that several share it.
 
     Raises:
         InputError: `batch_size` is less than 1.
@@ -65,6 +66,8 @@ class LoaderSettings:
     shuffle: bool = True
     drop_last: bool = False
     on_damaged: str = "replace"
+    part: int = 0
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -77,8 +80,29 @@ class LoaderSettings:
         return whole if self.drop_last or not rest else whole + 1
 
     def size(self, number: int, samples: int) -> int:
-        """Samples of batch `number` of so many."""
+        """Samples of batch `number` of so many, all parts together."""
         return min(self.batch_size, samples - number * self.batch_size)
+
+    @property
+    def part_size(self) -> int:
+        """The most samples of a batch that this part can have."""
+        return -(-self.batch_size // self.parts)
+
+    def counted(self, number: int, samples: int) -> int:
+        """Samples of this part of batch `number`; parts differ by one at most."""
+        size = self.size(number, samples)
+        return size * (self.part + 1) // self.parts - size * self.part // self.parts
+
+    def places(self, number: int, samples: int) -> range:
+        """Where in the order of an epoch this part of batch `number` lies.
+
+        A batch may have fewer samples than parts. Of a data set in its own order, some parts are empty then; in
+        training they take the batch's first sample, which does not count, as all processes have to take the step.
+        """
+        first, size = number * self.batch_size, self.size(number, samples)
+        start = first + size * self.part // self.parts
+        end = start + self.counted(number, samples)
+        return range(start, end) if end > start or not self.shuffle else range(first, first + 1)
 
 
 class Loader:
@@ -118,7 +142,7 @@ class Loader:
         return self._ring.memory
 
     def size(self, number: int) -> int:
-        """Samples of batch `number` of an epoch, damage not counted."""
+        """Samples of batch `number` of an epoch, all parts of it together, damage not counted."""
         return self.settings.size(number, len(self.dataset))
 
     def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[Batch]:
@@ -168,8 +192,8 @@ class Loader:
             samples = len(self.dataset)
             shuffled = self.settings.shuffle
             self._order = (epoch, epoch_order(self.settings.seed, epoch, samples) if shuffled else np.arange(samples))
-        start = number * self.settings.batch_size
-        return [int(index) for index in self._order[1][start : start + self.settings.batch_size]]
+        places = self.settings.places(number, len(self.dataset))
+        return [int(index) for index in self._order[1][places.start : places.stop]]
 
     def _submit(self, epoch: int, indices: Sequence[int]) -> Ticket:
         encoded = min(self.encoded, len(indices))
@@ -209,7 +233,7 @@ class Loaders:
             feeds = []
             for dataset, settings in datasets:
                 fields = sample_fields(dataset, settings.seed)
-                ring = Ring(fields, settings.batch_size, 1 + (_AHEAD if workers else 0))
+                ring = Ring(fields, settings.part_size, 1 + (_AHEAD if workers else 0))
                 stack.callback(ring.close)
                 feeds.append(Feed(dataset, ring, settings.seed, settings.on_damaged))
             pool = WorkerPool(feeds, workers, while_waiting, imports_main=imports_main)

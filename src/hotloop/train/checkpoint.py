@@ -292,6 +292,11 @@ class SaveSchedule:
         self._last = clock()
         self._save_seconds = 0.0
 
+    @property
+    def by_clock(self) -> bool:
+        """Whether processes with clocks of their own may differ about when one is due."""
+        return not isinstance(self._every, Interval) or self._every.unit == "seconds"
+
     def due(self, step: int, finished_epochs: int | None) -> bool:
         """Whether to save after `step`; `finished_epochs` counts them where one has just ended, None elsewhere."""
         since = self._clock() - self._last

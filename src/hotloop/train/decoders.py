@@ -95,7 +95,7 @@ def _checked(
     """The decoder, if it can be trusted, and what its check found."""
     try:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        most = max(SAMPLES, settings.batch_size)
+        most = max(SAMPLES, settings.part_size)
         decoding = Decoding(partial(kind.open, device, most), dataset, settings, stream)
     except (ImportError, OSError, RuntimeError) as error:
         return None, Checked(f"{kind.library} cannot use them: {first_words(error)}")

@@ -7,7 +7,7 @@ in the checkpoint.
 
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from hotloop.core.job import Job
 from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
+from hotloop.train.agreement import Agreement, Wishes
 from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State, newest_path
 from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic
+from hotloop.train.heartbeat import Heart
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
 from hotloop.train.observer import Logged, Observer, Saved, Validated
@@ -30,6 +32,7 @@ from hotloop.train.random_state import drawn_from, random_state
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 from hotloop.train.validate import validate
+from hotloop.train.world import ALONE, World
 
 _LOG_STEPS, _LOG_SECONDS = 10, 0.25
 """log.every = "auto": every 10 steps, but not more than four lines a second."""
@@ -44,6 +47,8 @@ class Parts:
         val: None if there is nothing to validate on.
         identity: what a checkpoint must agree with to be continued; kept in each.
         arithmetic: what its speed is measured against.
+        world: the processes that train together; the first one writes and tells.
+        heart: shows what this one is at.
     """
 
     job: Job
@@ -56,6 +61,8 @@ class Parts:
     preemption: Preemption
     identity: dict[str, str]
     arithmetic: Arithmetic
+    world: World = ALONE
+    heart: Heart = field(default_factory=lambda: Heart(ALONE))
 
 
 class Loop:
@@ -90,6 +97,9 @@ class Loop:
         self.memory = MemoryMarks(self._device)
         self.memory.mark("ready")
         self._saved: Progress | None = None
+        self._world = parts.world
+        self._agreement = Agreement(parts.world)
+        self._agreed_to_stop = False
 
     def run(self) -> bool:
         """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
@@ -99,11 +109,15 @@ class Loop:
                     self._train_epoch()
                     self._end_epoch()
             except StopRequested:
+                if self._world.size > 1 and not self._agreed_to_stop:
+                    raise  # a batch does not come, and the other ranks wait within a step: nothing can be saved
                 self._save()
+                self._agreement.finish()
                 return False
             except NonFiniteLoss as error:
                 raise self._with_last_good(error) from None
             self._save()
+            self._agreement.finish()
             return True
 
     def _train_epoch(self) -> None:
@@ -112,15 +126,28 @@ class Loop:
         batches = len(self._parts.train)
         while self.progress.batch < batches:
             self._train_step(batches)
-            if self.progress.batch < batches and self._log_is_due():
+            now = self._decided()
+            if self.progress.batch < batches and now.log:
                 self._log()
-            if self._parts.preemption.requested:
+            if now.stop or (self._world.size == 1 and self._parts.preemption.requested):  # while it logged, say
                 raise StopRequested
-            if self._saves.due(self.progress.step, finished_epochs=None):
+            if now.save:
                 self._save()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         self._log(wait=True)
+
+    def _decided(self) -> Wishes:
+        """What is done after this step: what steps decide at once, what clocks and signals do once all ranks agree."""
+        log, save = self._log_is_due(), self._saves.due(self.progress.step, finished_epochs=None)
+        timed_log, timed_save = self._job.log.every == "auto" and not self._losses.full, self._saves.by_clock
+        first = self._world.first
+        wish = Wishes(
+            bool(self._parts.preemption.requested), first and log and timed_log, first and save and timed_save
+        )
+        agreed = self._agreement.after_step(lambda: wish)
+        self._agreed_to_stop = agreed.stop
+        return Wishes(agreed.stop, agreed.log or (log and not timed_log), agreed.save or (save and not timed_save))
 
     def _train_step(self, batches: int) -> None:
         """One optimizer step over a window of batches; the last window of an epoch may be short."""
@@ -134,7 +161,9 @@ class Loop:
             ready = self._prepare(batch) if self._prepares_apart else batch.tensors
             if timer:
                 timer.start()
-            self._parts.step.run(ready, share=batch.size / samples, last=number == end - 1)
+            counted = self._parts.train.settings.counted(number, len(self._parts.train.dataset))
+            share = counted * self._world.size / samples  # gradients are averaged over the ranks
+            self._parts.step.run(ready, share=share, last=number == end - 1)
             if timer:
                 timer.stop()
             indices.append(batch.indices)
@@ -142,13 +171,16 @@ class Loop:
             timer.end(samples)
         self._steps_since_log += 1
         self.progress = replace(self.progress, batch=end, step=self.progress.step + 1)
+        self._parts.heart.step = self.progress.step
+        self._parts.heart.beat()
         self._losses.add(self.progress.step, indices)
         self._meter.add(samples)
 
     def _next_batch(self) -> DeviceBatch:
-        started = time.perf_counter()
+        started, self._parts.heart.phase = time.perf_counter(), "loading"
         batch = next(self._batches)
         self._meter.waited(time.perf_counter() - started)
+        self._parts.heart.phase = "step"
         return batch
 
     def _prepare(self, batch: DeviceBatch) -> Tensors:
@@ -171,6 +203,8 @@ class Loop:
         self._logged = time.monotonic()
         self._since_log = self._since_log.plus(span)
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)
+        if self._world.size > 1:
+            arrived = [loss / self._world.size for loss in self._world.sum(arrived)]
         self.progress = self.progress.measured(span.plus(Span(loss_sum=sum(arrived), steps=len(arrived))))
         if not arrived or not self._since_log.samples:
             return
@@ -207,54 +241,71 @@ class Loop:
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
         self._meter.start()  # a validation is no training
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())
-        if self._saves.due(self.progress.step, finished_epochs=self.progress.epoch):
+        if self._world.any(self._world.first and self._saves.due(self.progress.step, self.progress.epoch)):
             self._save()
 
     def _validate(self) -> dict[str, float]:
         assert self._parts.val is not None
+        self._parts.heart.phase = "validating"
         last = self.progress.epoch == self._job.train.epochs - 1
         return validate(
             self._parts.task,
             self._parts.step,
             self._parts.val,
-            stop=lambda: bool(self._parts.preemption.requested),
+            stop=self._stops_validating,
             examples=self.examples if last else None,
             notify=self._parts.observer.warn,
+            world=self._world,
         )
+
+    def _stops_validating(self) -> bool:
+        self._parts.heart.beat()
+        wish = Wishes(stop=bool(self._parts.preemption.requested))
+        self._agreed_to_stop = self._agreement.after_step(lambda: wish).stop
+        return self._agreed_to_stop
 
     def _save(self) -> None:
         """Write a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
         if self._saved == self.progress:
             return
+        self._parts.heart.phase = "saving"
         self._log(wait=True)
         self._note_damages()
         check_finite(list(self._parts.step.model.parameters()), self.progress.step)
         started = time.perf_counter()
-        path = self._checkpointer.save(self._state(), self.progress.step, self.progress.epoch)
-        seconds = time.perf_counter() - started
-        self._saves.saved(seconds)
+        state = self._state()
+        if self._world.first:
+            path = self._checkpointer.save(state, self.progress.step, self.progress.epoch)
+            seconds = time.perf_counter() - started
+            self._saves.saved(seconds)
+            self._parts.observer.on(Saved(self.progress, str(path), seconds))
         self._saved = self.progress
-        self._parts.observer.on(Saved(self.progress, str(path), seconds))
+        self._parts.heart.beat()
         self._meter.start()
 
     def _note_damages(self) -> None:
         sources = (self._parts.train, self._parts.val)
         met = {name: reason for source in sources if source for name, reason in source.damages.items()}
+        met = {name: reason for part in self._world.gathered(met) for name, reason in part.items()}
         self.progress = replace(self.progress, damages={**self.progress.damages, **met})
 
     def _state(self) -> State:
+        """What a checkpoint holds; all ranks have to ask for it."""
+        random, *others = self._world.gathered(random_state())
         return {
             "identity": self._parts.identity,
             "job": self._job.model_dump(mode="json"),
             "step": self._parts.step.state_dict(),
-            "random": random_state(),
+            "random": random,
+            "random_of_other_ranks": others,
             "progress": self.progress.to_state(),
         }
 
     def _with_last_good(self, error: NonFiniteLoss) -> NonFiniteLoss:
         found = newest_path(self._parts.run.checkpoints)
         last = f"the last good checkpoint is {found}" if found else "there is no checkpoint before it"
-        return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
+        where = f" on rank {self._world.rank}" if self._world.size > 1 else ""
+        return NonFiniteLoss(f"{error.what}{where}", f"{error.cause}; {last}", error.fix)
 
 
 def prepares_in_step(task: Task) -> bool:

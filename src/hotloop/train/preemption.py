@@ -2,13 +2,18 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from hotloop.train.notices import Look, looks
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
+
+_RANKS_SECONDS = 0.2
 
 
 class Preemption:
@@ -26,6 +31,8 @@ class Preemption:
         file: a notice, once it exists; empty: none.
         every_seconds: between two looks. A look takes a millisecond, in a thread of its own.
         warn: told once if the service does not answer.
+        ranks_folder: of a rank that `hotloop train` has started: a file "stop" in it, which holds the reason, is the
+            notice. Signals other than SIGUSR1 then mean to end at once: what starts ranks ends all when one is lost.
 
     Raises:
         InputError: there is no such cloud.
@@ -33,12 +40,18 @@ class Preemption:
 
     def __init__(
         self, cloud: str = "auto", address: str = "", file: str = "", every_seconds: float = 5.0,
-        warn: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None, ranks_folder: str = "",
     ) -> None:  # fmt: skip
         self._reason = ""
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
         self._looks = looks(cloud, address, file)
+        self._signals: tuple[signal.Signals, ...] = _SIGNALS
         self._every_seconds = every_seconds
+        if ranks_folder:
+            seldom = {name: _seldom(look, every_seconds) for name, look in self._looks.items()}
+            self._looks = {"stop": partial(_read, Path(ranks_folder) / "stop"), **seldom}
+            self._signals = (signal.SIGUSR1,)
+            self._every_seconds = min(every_seconds, _RANKS_SECONDS)
         self._warn = warn
         self._end = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -50,7 +63,7 @@ class Preemption:
 
     def __enter__(self) -> "Preemption":
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in self._signals:
                 if number != signal.SIGUSR1 or signal.getsignal(number) is signal.SIG_DFL:
                     self._previous[number] = signal.signal(number, self._notice)
         if self._looks:
@@ -85,3 +98,21 @@ class Preemption:
                     silent.add(name)
             if self._end.wait(self._every_seconds):
                 return
+
+
+def _seldom(look: Look, every_seconds: float) -> Look:
+    """The same, but not more often; nothing in between."""
+    due = time.monotonic()
+
+    def looked() -> str:
+        nonlocal due
+        if time.monotonic() < due:
+            return ""
+        due = time.monotonic() + every_seconds
+        return look()
+
+    return looked
+
+
+def _read(file: Path) -> str:
+    return file.read_text() if file.exists() else ""

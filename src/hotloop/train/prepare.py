@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
+from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
+from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.blocks import has_batch_norm, recompute_activations
 from hotloop.train.compiler import Compiled
@@ -23,11 +25,13 @@ from hotloop.train.optimizer import make_optimizer
 from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.random_state import seed_everything
+from hotloop.train.ranks import inner, spread
 from hotloop.train.resolve import Choice, apply_settings, choose_compile, resolve
 from hotloop.train.schedule import make_schedule
 from hotloop.train.source import ArraySource
 from hotloop.train.step import Loss, Step
 from hotloop.train.step_settings import StepSettings
+from hotloop.train.world import ALONE, World, check_share
 
 
 @dataclass(frozen=True)
@@ -63,38 +67,43 @@ def resolved_job(job: Job, machine: Machine) -> tuple[Job, bool]:
     return found
 
 
-def prepare(job: Job, machine: Machine, notify: Callable[[str], None]) -> Ready:
+def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: World = ALONE) -> Ready:
     """Resolve a job and make its parts.
 
     Args:
         notify: told, in a line each, what cannot be done as fast as it could be.
+        world: the processes that train together; this one has its part of each batch.
 
     Raises:
         InputError: the job, its data or its model cannot be used.
     """
-    job, choices = resolve(job, machine)
+    job, choices = resolve(job, replace(machine, cpus=max(1, machine.cpus // world.local_size)), world)
     apply_settings(job)
     seed_everything(job.seed)
     task = load_task(job)
-    datasets = _datasets(job, task)
+    datasets = _datasets(job, task, world)
     train, settings = datasets[0]
-    model = _make_model(job, task, len(train))
+    model = _make_model(job, task, len(train), world.size)
     flops = flops_per_sample(task, train, job.seed)
     job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
     device = torch.device(job.device)
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
+    model = spread(model, world)
+    if world.rank:  # what each rank draws from here on, dropout say, is its own
+        seed_everything(batch_seed(job.seed, 0, world.rank))
     step = _make_step(job, task, model, source, len(train), notify)
-    arithmetic = Arithmetic(flops, matrix_rate(device, job.precision))
+    arithmetic = Arithmetic(flops, matrix_rate(device, job.precision) * world.size)
     return Ready(job, [*choices, *more], task, datasets, source, step, arithmetic)
 
 
-def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
+def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderSettings]]:
     train, val = task.data("train"), task.data("val")
     if train is None:
         raise InputError("the task has no training data", 'its data("train") gave None', "return a hotloop.Dataset")
     for name, dataset in (("train", train), ("val", val)):
         if dataset is not None and len(dataset) == 0:
             raise InputError(f'the data set of "{name}" has 0 samples', "there is nothing to read", "name other data")
+    check_share(job, world.size)
     if job.data.batch_size > len(train):
         raise InputError(
             f"data.batch_size = {job.data.batch_size} is more than the {len(train)} samples of {job.data.train}",
@@ -102,18 +111,19 @@ def _datasets(job: Job, task: Task) -> list[tuple[Dataset, LoaderSettings]]:
             f"--set data.batch_size={len(train)}",
         )
     on_damaged = job.data.on_corrupt
-    settings = LoaderSettings(job.data.batch_size, job.seed, True, job.data.last_batch == "drop", on_damaged)
+    part, drop = (world.rank, world.size), job.data.last_batch == "drop"
+    settings = LoaderSettings(job.data.batch_size, job.seed, True, drop, on_damaged, *part)
     datasets = [(train, settings)]
     if val is not None:
         on_damaged_val = "drop" if on_damaged == "replace" else on_damaged
         size = min(int(job.data.val_batch_size), len(val))
-        datasets.append((val, LoaderSettings(size, job.seed, False, False, on_damaged_val)))
+        datasets.append((val, LoaderSettings(size, job.seed, False, False, on_damaged_val, *part)))
     return datasets
 
 
-def _make_model(job: Job, task: Task, samples: int) -> nn.Module:
+def _make_model(job: Job, task: Task, samples: int, ranks: int) -> nn.Module:
     model = task.model()
-    _check_last_batch(job, task, model, samples)
+    _check_last_batch(job, task, model, samples, ranks)
     if job.precision == "float8":
         use_float8(model)
     if job.speed.activations != "keep":
@@ -125,11 +135,13 @@ def _make_model(job: Job, task: Task, samples: int) -> nn.Module:
     return model
 
 
-def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int) -> None:
-    normalised = has_batch_norm(model)
-    if job.data.last_batch == "keep" and samples % job.data.batch_size == 1 and normalised:
+def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int, ranks: int) -> None:
+    normalised, size = has_batch_norm(model), job.data.batch_size
+    last = samples % size
+    if job.data.last_batch == "keep" and last and last // ranks <= 1 and normalised:
+        shared = f", shared by {ranks} processes" if ranks > 1 else ""
         raise InputError(
-            f"the last batch of {samples} samples in batches of {job.data.batch_size} has 1 sample",
+            f"the last batch of {samples} samples in batches of {size} has {count(last, 'sample')}{shared}",
             "batch normalisation cannot normalise over one",
             "--set data.last_batch=drop",
         )
@@ -144,7 +156,8 @@ def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int) -> N
 def _make_step(
     job: Job, task: Task, model: nn.Module, source: ArraySource | None, samples: int, notify: Callable[[str], None]
 ) -> Step:
-    optimizer = task.optimizer(model) or make_optimizer(job.optimizer, model)
+    pad_to = -(-job.data.batch_size // int(job.ranks.processes))  # what a rank has of a batch, at most
+    optimizer = task.optimizer(inner(model)) or make_optimizer(job.optimizer, model)
     steps = count_steps(job, samples)
     schedule = make_schedule(job.schedule, steps, steps // job.train.epochs)
     settings = StepSettings(
@@ -155,7 +168,7 @@ def _make_step(
         own_kernels=bool(job.speed.kernels),
         graph=bool(job.speed.graph),
         recover=job.speed.recover,
-        pad_to=job.data.batch_size if job.data.last_batch == "pad" else 0,
+        pad_to=pad_to if job.data.last_batch == "pad" else 0,
     )
     return Step(model, _make_loss(job, task, source, notify), optimizer, schedule, settings, notify)
 

@@ -17,13 +17,13 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all generators, as `torch.load(weights_only=True)` can read them."""
+    """The states of this process's generators and that of its GPU, as `torch.load(weights_only=True)` can read them."""
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, cached),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all(),
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
 
 
@@ -34,8 +34,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     name, words, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"][0])
 
 
 @contextmanager

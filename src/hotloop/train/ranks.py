@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.pieces import no_room
+from hotloop.train.world import World
 
 _CAUTIOUS_WINDOWS = 2
 _SMALLER, _STOP, _DURING = 1.0, 2.0, 3.0
@@ -193,6 +194,27 @@ class Ranks:
         return found
 
 
+def spread(model: nn.Module, world: World) -> nn.Module:
+    """The model, a copy on each rank, whose gradients are averaged; as it is if there is one rank."""
+    if world.size == 1:
+        return model
+    on_gpu = next(model.parameters()).is_cuda
+    return DistributedDataParallel(
+        model, device_ids=[world.local_rank] if on_gpu else None, gradient_as_bucket_view=True
+    )
+
+
 def inner(model: nn.Module) -> nn.Module:
     """The model itself, without what spreads it over ranks."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def evaluated(trained: nn.Module, averaged: nn.Module | None) -> nn.Module:
+    """The model to evaluate: with averaged weights if there are any, and on all ranks with the first one's buffers,
+    those of batch normalisation say.
+    """
+    model = averaged or inner(trained)
+    if isinstance(trained, DistributedDataParallel):
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, group=trained.process_group, group_src=0)
+    return model

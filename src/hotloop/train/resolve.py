@@ -13,6 +13,7 @@ from hotloop.core.units import count, format_seconds
 from hotloop.data.loader import workers_for
 from hotloop.train.compiler import keep_compiled_code
 from hotloop.train.precision import choose_precision
+from hotloop.train.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,11 @@ class Choice:
     why: str
 
 
-def resolve(job: Job, machine: Machine) -> tuple[Job, list[Choice]]:
+def resolve(job: Job, machine: Machine, world: World = ALONE) -> tuple[Job, list[Choice]]:
     """The job with every "auto" that is known before the start replaced by what it stands for.
+
+    Args:
+        machine: this process's part of it.
 
     Raises:
         InputError: the job asks for a GPU or a precision that is not there.
@@ -43,6 +47,7 @@ def resolve(job: Job, machine: Machine) -> tuple[Job, list[Choice]]:
     auto = [
         Choice("device", device, "torch sees a GPU" if accelerated else "torch sees no GPU"),
         Choice("precision", precision, why),
+        Choice("parallel", "ddp" if world.size > 1 else "none", f"{count(world.size, 'process')} trains"),
         Choice("data.val_batch_size", 2 * data.batch_size, "twice data.batch_size: nothing is kept for backward"),
         Choice("data.workers", workers_for(machine.cpus, accelerated), f"{count(machine.cpus, 'usable processor')}"),
         Choice("speed.channels_last", accelerated, "tensor cores take it" if accelerated else "it is for GPUs"),
@@ -53,7 +58,8 @@ def resolve(job: Job, machine: Machine) -> tuple[Job, list[Choice]]:
             "speed.keep_memory", not accelerated, "glibc would give it back" if not accelerated else "it is for CPUs"
         ),
     ]
-    return decided(job, auto)
+    ranks = job.ranks.model_copy(update={"processes": world.size})  # what there is, also where more were asked for
+    return decided(job.model_copy(update={"ranks": ranks}), auto)
 
 
 def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, list[Choice]]:

@@ -68,7 +68,7 @@ class Source(Protocol):
         """Batches an epoch."""
 
     def size(self, number: int) -> int:
-        """Samples of batch `number` of an epoch, damage not counted."""
+        """Samples of batch `number` of an epoch, all parts of it together, damage not counted."""
 
     def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
         """Batches from `start` of `epoch` on, through `epochs` passes."""
@@ -113,7 +113,6 @@ class ArraySource:
         return self.settings.size(number, len(self.dataset))
 
     def batches(self, epoch: int = 0, start: int = 0, epochs: int = 1) -> Generator[DeviceBatch]:
-        size = self.settings.batch_size
         drawn = None
         for current in range(epoch, epoch + epochs):
             order = self._begin(*(drawn or self._draw(current)))
@@ -121,9 +120,10 @@ class ArraySource:
             for number in range(start if current == epoch else 0, len(self)):
                 if number == len(self) - 1 and current + 1 < epoch + epochs:
                     drawn = self._draw(current + 1)  # while the device is busy with what is queued
-                chosen = self._order[number * size : (number + 1) * size]
+                places = self.settings.places(number, len(self.dataset))
+                chosen = self._order[places.start : places.stop]
                 tensors = {"indices": chosen} if self._home == self._device else self._sent(chosen)
-                yield DeviceBatch(tensors, order[number * size : (number + 1) * size], current, number)
+                yield DeviceBatch(tensors, order[places.start : places.stop], current, number)
 
     def expand(self, tensors: Tensors) -> Tensors:
         return self._gather(tensors["indices"]) if self._home == self._device else tensors
@@ -198,7 +198,7 @@ class LoaderSource:
         self._device = device
         self._numbers = numbers
         self._decoding = decoding
-        self._split = Split(loader.settings.batch_size, loader.workers)
+        self._split = Split(loader.settings.part_size, loader.workers)
         self._table: tuple[int, np.ndarray] = (-1, np.zeros((0, 0)))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 

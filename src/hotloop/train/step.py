@@ -479,7 +479,7 @@ class Step:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on."""
         return {
-            "model": self.model.state_dict(),
+            "model": inner(self.model).state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "averaged": self._average.state_dict() if self._average else {},
@@ -489,7 +489,7 @@ class Step:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()` of a step over the same model and optimizer, with this one's settings."""
-        self.model.load_state_dict(state["model"])
+        inner(self.model).load_state_dict(state["model"])
         self._rates.load_optimizer(state["optimizer"])
         if state["scaler"]:  # empty if that step was not fp16
             self._scaler.load_state_dict(state["scaler"])

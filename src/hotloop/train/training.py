@@ -20,11 +20,12 @@ from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
-from hotloop.train.checkpoint import Checkpointer, Loaded, named_checkpoint
+from hotloop.train.checkpoint import Checkpointer, Loaded, load_checkpoint, named_checkpoint
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
 from hotloop.train.examples import write_examples
+from hotloop.train.heartbeat import Heart
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
 from hotloop.train.patience import Patience
@@ -32,15 +33,18 @@ from hotloop.train.preemption import Preemption
 from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
 from hotloop.train.random_state import restore_random_state
+from hotloop.train.ranks import inner
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.source import ArraySource, LoaderSource, Source, page_locked
+from hotloop.train.world import ALONE, World
 
 
 def train_job(
-    job: Job, machine: Machine, observer: Observer, resume: str = "auto", now: datetime | None = None
-) -> tuple[Run, Result]:
+    job: Job, machine: Machine, observer: Observer, resume: str = "auto", now: datetime | None = None,
+    world: World = ALONE,
+) -> tuple[Run, Result]:  # fmt: skip
     """Train what a job asks for.
 
     What can be wrong with the job, its data or its model is found before the run's directory is made. SIGTERM and a
@@ -52,6 +56,7 @@ def train_job(
         resume: "auto" continues the run in `run.dir` if there is one; "never" sets that one aside and starts anew; a
             path continues a checkpoint or a run.
         now: names a new run; the current time without it.
+        world: the processes that train together; each calls this with the same job, and the first one writes the run.
 
     Returns:
         The run and its result, "finished" or "preempted".
@@ -62,21 +67,27 @@ def train_job(
     """
     with ExitStack() as stack:
         stack.callback(observer.close)
+        heart = stack.enter_context(Heart(world))
+        if begun := world.noted("run"):  # ranks that were started again
+            job, resume = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})}), "auto"
         asked = job.preemption
-        watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn)
+        watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder)
         preemption = stack.enter_context(watching)
-        ready = prepare(job, machine, observer.warn)
+        ready = prepare(job, machine, observer.warn, world)
         named = None
         if resume not in ("auto", "never"):
             named = named_checkpoint(Path(resume), observer.warn)
-        if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
+        if resume == "never" and world.first and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
         patience = Patience(lambda: bool(preemption.requested), observer.warn)
         ready, decoding = _with_decoder(ready, stack, observer.warn)
         train, val = _sources(ready, decoding, stack, patience)
-        run = open_run(ready.job, now or datetime.now())
-        stack.enter_context(run.locked())
-        recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
+        run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
+        world.note("run", str(run.directory))
+        recorders: list[Observer] = []
+        if world.first:
+            stack.enter_context(run.locked())
+            recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
         for recorder in recorders:
             stack.callback(recorder.close)
         parts = Parts(
@@ -88,8 +99,10 @@ def train_job(
             val=val,
             observer=Observers([*recorders, observer]),
             preemption=preemption,
-            identity=identity(ready.job, ready.step.model, ready.datasets[0][0]),
+            identity=identity(ready.job, inner(ready.step.model), ready.datasets[0][0]),
             arithmetic=ready.arithmetic,
+            world=world,
+            heart=heart,
         )
         return run, _Training(parts, machine, ready.choices).run(named)
 
@@ -161,12 +174,7 @@ class _Training:
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
         parts = self.parts
-        checkpointer = Checkpointer(parts.run.checkpoints, warn=parts.observer.warn)
-        loaded = named or checkpointer.latest()
-        if loaded:
-            check_identity(loaded, parts.identity)
-        if named:
-            checkpointer.abandon_after(named.position)
+        loaded = self._found(named)
         progress = restore(loaded, parts.step) if loaded else Progress()
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
@@ -176,10 +184,11 @@ class _Training:
         loop = Loop(parts, progress)
         resumed_from = str(loaded.path) if loaded else ""
         try:
-            parts.run.write_start(parts.job, self.machine)
+            if parts.world.first:
+                parts.run.write_start(parts.job, self.machine)
             parts.observer.on(self._started(progress, loaded))
             if loaded:
-                restore_random_state(loaded.state["random"])
+                self._restore_random_state(loaded)
             finished = loop.run()
         except Exception as error:
             failure = self._failure(error)
@@ -189,6 +198,24 @@ class _Training:
         result = self._result(loop, "finished" if finished else "preempted", resumed_from)
         self._end(result, loop)
         return result
+
+    def _found(self, named: Loaded | None) -> Loaded | None:
+        """The checkpoint to go on from: on all ranks the one that the first has chosen."""
+        world, loaded = self.parts.world, named
+        if world.first:
+            checkpointer = Checkpointer(self.parts.run.checkpoints, warn=self.parts.observer.warn)
+            loaded = named or checkpointer.latest()
+            if loaded:
+                check_identity(loaded, self.parts.identity)
+            if named:
+                checkpointer.abandon_after(named.position)
+        chosen = world.from_first(loaded.path if loaded else None)
+        return loaded if world.first or chosen is None else load_checkpoint(chosen)
+
+    def _restore_random_state(self, loaded: Loaded) -> None:
+        states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]
+        if self.parts.world.rank < len(states):  # further ranks go on from their seeds
+            restore_random_state(states[self.parts.world.rank])
 
     def _started(self, progress: Progress, loaded: Loaded | None) -> Started:
         parts = self.parts
@@ -229,7 +256,7 @@ class _Training:
             data_advice=fed.advice,
             decode=str(self.parts.job.data.decode),
             train_seconds=progress.whole.seconds,
-            weights_sha256=weights_sha256(self.parts.step.model) if status == "finished" else "",
+            weights_sha256=weights_sha256(inner(self.parts.step.model)) if status == "finished" else "",
             corrupt_files=[{"path": name, "reason": why} for name, why in sorted(progress.damages.items())],
             precision=self.parts.job.precision,
             device=self.parts.job.device,
@@ -247,6 +274,8 @@ class _Training:
 
     def _end(self, result: Result, loop: Loop) -> None:
         """Leave result and report; a disk that is full must not hide why the run ended."""
+        if not self.parts.world.first:
+            return
         try:
             self.parts.run.write_result(result)
             if loop.examples:

@@ -1,6 +1,6 @@
 """Validation: means over all samples, each counted once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
@@ -11,8 +11,10 @@ from hotloop.tasks.task import Example, Task
 from hotloop.train.compiler import without_compiler
 from hotloop.train.patience import StopRequested
 from hotloop.train.pieces import Pieces, cut, release
+from hotloop.train.ranks import evaluated
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
+from hotloop.train.world import ALONE, World
 
 _EXAMPLES = 24
 """Predictions of each kind, right and wrong, that the report shows."""
@@ -25,20 +27,22 @@ def validate(
     stop: Callable[[], bool],
     examples: list[Example] | None,
     notify: Callable[[str], None],
+    world: World = ALONE,
 ) -> dict[str, float]:
     """Means of loss and metrics over the validation data, as "val_loss", "val_accuracy" and so on.
 
     Args:
         step: its averaged weights are validated if it has them, otherwise the model's.
-        stop: asked before each batch.
+        stop: asked before each batch, by all ranks before the same ones.
         examples: filled with right and wrong predictions, if it is a list.
         notify: told when a batch does not fit and is looked at in pieces, as all later ones are then.
+        world: the ranks whose sources have a part of each batch.
 
     Raises:
         StopRequested: `stop` said so.
         HotloopError: a single sample is too much for the memory.
     """
-    model: nn.Module = step.averaged or step.model
+    model = evaluated(step.model, step.averaged)
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     sums: dict[str, Tensor] = {}
@@ -62,7 +66,14 @@ def validate(
     finally:
         for module, mode in training:  # not model.train(): a task may keep some of its layers in evaluation
             module.training = mode
-    return {f"val_{name}": float(total) / samples for name, total in sums.items()}
+    return _means(world.gathered(({name: float(total) for name, total in sums.items()}, samples)))
+
+
+def _means(parts: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Over all samples, from the sums of each rank; one that had none of them has no sums."""
+    samples = sum(count for _, count in parts)
+    names = next((list(sums) for sums, _ in parts if sums), [])
+    return {f"val_{name}": sum(sums.get(name, 0.0) for sums, _ in parts) / samples for name in names}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,178 @@
+"""ResNet-50 on all GPUs of one host against one of them: `hotloop train`, and DistributedDataParallel by hand.
+
+224 pixels, bf16, batches of 256 on each GPU. Data lies on the GPUs, or comes from JPEG files (photographs of 500 × 375
+pixels, 110 to 140 KiB). Each figure is an epoch of a run of its own process, after those in which all is compiled and
+tried. The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on the GPU.
+
+Goals: 0.975 of so many times one GPU's speed; from JPEG files 0.95 of the speed with data on the GPUs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from contenders import Image, hand_written, measure
+from photographs import make_photographs
+from record import Figure, add_device, publish
+from step import resnet
+from torch import distributed, multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+_WARM_STEPS = 60
+"""hotloop tries two ways of averaging gradients in the first 30."""
+_SCALE, _RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
+
+
+class Sizes:
+    """What is trained: large on GPUs, tiny without.
+
+    Attributes:
+        ranks: GPUs, or processes.
+        batch: on each of them.
+        images: of an epoch.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        tiny = device == "cpu"
+        self.ranks = 2 if tiny else torch.cuda.device_count()
+        self.network, self.classes = ("resnet18", 10) if tiny else ("resnet50", 1000)
+        self.pixels, self.batch = (32, 8) if tiny else (224, 256)
+        self.images = self.ranks * self.batch * (2 if tiny else 24)
+        self.steps = 4 if tiny else 100
+
+
+def write_arrays(file: Path, sizes: Sizes) -> None:
+    random = np.random.default_rng(0)
+    shape = (sizes.images, sizes.pixels, sizes.pixels, 3)
+    pixels = np.frombuffer(random.bytes(int(np.prod(shape))), np.uint8).reshape(shape)
+    np.savez(file, images=pixels, labels=random.integers(0, sizes.classes, sizes.images))
+
+
+def trained(sizes: Sizes, data: Path, ranks: int, folder: Path) -> list[float]:
+    """Images/s of each epoch of `hotloop train` once it is warm."""
+    batch = sizes.batch * ranks
+    warm = 1 if sizes.device == "cpu" else -(-_WARM_STEPS * batch // sizes.images)
+    run = folder / f"run-{len(list(folder.iterdir()))}"
+    augment: dict[str, Any] = {"flip": 0.5, "crop_scale": _SCALE, "crop_ratio": _RATIO}
+    if data.suffix == ".npz":
+        augment["crop_scale"] = [1.0, 1.0]
+    job = {
+        "device": sizes.device,
+        "task": {"image_size": sizes.pixels, "augment": augment},
+        "data": {"train": str(data), "batch_size": batch, "last_batch": "drop"},
+        "model": {"name": sizes.network, "arguments": {"num_classes": sizes.classes}},
+        "train": {"epochs": warm + 3},
+        "optimizer": {"name": "sgd", "learning_rate": 0.01},
+        "speed": {"compile": sizes.device == "cuda"},
+        "ranks": {"processes": ranks, "restarts": 0},
+        "checkpoint": {"every": f"{warm + 3} epochs"},
+        "run": {"dir": str(run)},
+    }
+    file = folder / "job.toml"
+    file.write_text(tomli_w.dumps(job))
+    command = [sys.executable, "-m", "hotloop", "train", str(file)]
+    done = subprocess.run(command, timeout=400, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{ranks} ranks ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    for line in done.stderr.splitlines():
+        if "warning" in line:
+            print(line, file=sys.stderr)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record["samples_per_second"] for record in records if record["event"] == "epoch"][warm:]
+
+
+def rank_main(rank: int, ranks: int, sizes: Sizes, rounds: int, folder: str) -> None:
+    """The loop by hand, on so many GPUs."""
+    cuda = sizes.device == "cuda"
+    torch.backends.cudnn.benchmark = True
+    if cuda:
+        torch.cuda.set_device(rank)
+    store = f"file://{folder}/store-{ranks}"
+    distributed.init_process_group("nccl" if cuda else "gloo", init_method=store, rank=rank, world_size=ranks)
+    spread = partial(
+        DistributedDataParallel, device_ids=[rank] if cuda else None, static_graph=True, gradient_as_bucket_view=True
+    )
+    image = Image(sizes.batch, sizes.pixels, sizes.classes)
+    make, mode = resnet(sizes.network, sizes.classes), "default" if cuda else None
+    contender = partial(hand_written, make, image, sizes.device, torch.bfloat16, True, mode, cuda, spread)
+    measured = measure({"by hand": contender}, sizes.device, rounds, sizes.steps)["by hand"]
+    if rank == 0:
+        speeds = [sizes.batch * ranks * rate for rate in measured.rates]
+        (Path(folder) / f"by-hand-{ranks}.json").write_text(json.dumps(speeds))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def by_hand(sizes: Sizes, ranks: int, rounds: int, folder: Path) -> list[float]:
+    multiprocessing.spawn(rank_main, (ranks, sizes, rounds, str(folder)), nprocs=ranks)
+    speeds: list[float] = json.loads((folder / f"by-hand-{ranks}.json").read_text())
+    return speeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each; an epoch of three is a figure")
+    parser.add_argument("--photographs", type=Path, help="a folder of them; made if it is empty or not there")
+    parser.add_argument("--without", nargs="*", default=[], choices=["jpeg", "by hand"])
+    add_device(parser)
+    arguments = parser.parse_args()
+    sizes = Sizes(arguments.device)
+    speeds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, arrays = Path(name), Path(name) / "images.npz"
+        write_arrays(arrays, sizes)
+        contenders = {"1": partial(trained, sizes, arrays, 1, folder),
+                      str(sizes.ranks): partial(trained, sizes, arrays, sizes.ranks, folder)}  # fmt: skip
+        if "jpeg" not in arguments.without:
+            photographs = arguments.photographs or folder / "photographs"
+            if not photographs.exists() or not os.listdir(photographs):
+                make_photographs(photographs, sizes.images)
+            contenders["JPEG files"] = partial(trained, sizes, photographs, sizes.ranks, folder)
+        for number in range(arguments.rounds):
+            for contender, figures in contenders.items():
+                found = figures()
+                speeds.setdefault(contender, []).extend(found)
+                print(f"round {number + 1}, {contender}: {[round(speed) for speed in found]}", file=sys.stderr)
+        if "by hand" not in arguments.without:
+            for ranks in (1, sizes.ranks):
+                speeds[f"{ranks}, by hand"] = by_hand(sizes, ranks, 3 * arguments.rounds, folder)
+    publish_or_print(content(sizes, speeds), arguments)
+
+
+def content(sizes: Sizes, speeds: dict[str, list[float]]) -> dict[str, Any]:
+    figures = {name: Figure.of(values, "images/s") for name, values in speeds.items()}
+    several = str(sizes.ranks)
+    scaling = {"hotloop": figures[several].median / figures["1"].median / sizes.ranks}
+    if "1, by hand" in figures:
+        scaling["by hand"] = figures[f"{several}, by hand"].median / figures["1, by hand"].median / sizes.ranks
+        scaling["hotloop against by hand"] = figures[several].median / figures[f"{several}, by hand"].median
+    if "JPEG files" in figures:
+        scaling["JPEG files"] = figures["JPEG files"].median / figures[several].median
+    return {
+        "ranks": sizes.ranks,
+        "goals": {"hotloop": 0.975, "JPEG files": 0.95},
+        "images_per_second": {name: vars(figure) for name, figure in figures.items()},
+        "scaling": scaling,
+    }
+
+
+def publish_or_print(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    if arguments.device == "cuda":
+        publish("scaling", found, arguments.json)
+    else:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What all ranks do after the same step, though each has its own clock and its own signals."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotloop.train.world import World
+
+_SECONDS = 0.1
+"""Between two agreements, about: one costs the host some 50 µs, which a step of a small network would feel."""
+_MOST_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a rank would do now, or what all of them do.
+
+    Attributes:
+        stop: save and end.
+        log: bring losses to the host and tell.
+        save: write a checkpoint.
+    """
+
+    stop: bool = False
+    log: bool = False
+    save: bool = False
+
+
+NOTHING = Wishes()
+
+
+class Agreement:
+    """Lets ranks decide together without waiting for each other.
+
+    Wishes are sent after a step and read some steps later, when they have long arrived: each rank then finds the same
+    answer after the same step. A process that is alone has its wish at once.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, world: World, clock: Callable[[], float] = time.monotonic) -> None:
+        self._world = world
+        self._clock = clock
+        self._sent: tuple[Any, torch.Tensor] | None = None
+        self._until = 1
+        self._steps = 0
+        self._since = clock()
+
+    def after_step(self, wishes: Callable[[], Wishes]) -> Wishes:
+        """What all ranks do after this step; every rank calls it after each."""
+        if self._world.size == 1:
+            return wishes()
+        self._steps += 1
+        if self._steps < self._until:
+            return NOTHING
+        found = self._received()
+        wish, each = wishes(), (self._clock() - self._since) / self._steps
+        wish = Wishes(wish.stop, wish.log and not found.log, wish.save and not found.save)  # those are done next
+        self._since, self._steps = self._clock(), 0
+        pause = min(float(_MOST_STEPS), _SECONDS / max(each, 1e-9))
+        values = torch.tensor([wish.stop, wish.log, wish.save, -max(1.0, pause)], dtype=torch.float64)
+        self._sent = (self._world.largest_later(values), values)
+        return found
+
+    def _received(self) -> Wishes:
+        if not self._sent:
+            return NOTHING
+        work, values = self._sent
+        work.wait()
+        stop, log, save, pause = values.tolist()
+        self._until = int(-pause)
+        return Wishes(bool(stop), bool(log), bool(save))
+
+    def finish(self) -> None:
+        """Take in what is still under way: every rank has sent it."""
+        if self._sent:
+            self._sent[0].wait()
+            self._sent = None

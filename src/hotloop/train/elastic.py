@@ -1,0 +1,173 @@
+"""Several ranks on this machine: started by torchrun's own agent, watched, and started again when one is lost."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from hotloop.core.errors import HotloopError
+from hotloop.core.job import RanksSection
+from hotloop.train.hang import Watch
+from hotloop.train.world import FOLDER, PARENT, RESTARTS
+
+_LOOK_SECONDS = 0.2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_STOPPED_EARLY = 75
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Ranks that have ended otherwise than they should.
+
+    Attributes:
+        text: which, and how.
+        killed: whether a signal ended the first of them.
+    """
+
+    text: str
+    killed: bool
+
+
+def train_in_ranks(command: Sequence[str], number: int, settings: RanksSection, notify: Callable[[str], None]) -> int:
+    """Run a command as so many ranks on this machine until they have ended.
+
+    A signal asks the ranks to save and stop. If one is lost, all are started again and go on from the last checkpoint;
+    not if what failed would fail again: bad input, or an error before a single step.
+
+    Args:
+        command: the module and its arguments that each rank runs by `python -m`.
+
+    Returns:
+        the exit code: the first rank's, or 1.
+
+    Raises:
+        HotloopError: a rank makes no progress.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
+    with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
+        for restart in range(settings.restarts + 1):
+            attempt = _Attempt(Path(name), number, restart, settings.timeout.amount)
+            lost = attempt.run(command)
+            if lost is None or attempt.said is not None:
+                return attempt.said or 0
+            again = (lost.killed or attempt.progressed) and restart < settings.restarts and not attempt.stopping
+            then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts})"
+            notify(f"{lost.text}; {then}" if again else lost.text)
+            if not again:
+                break
+    return 1
+
+
+class _Attempt:
+    """All ranks once."""
+
+    def __init__(self, folder: Path, number: int, restart: int, limit_seconds: float) -> None:
+        self._folder = folder
+        self._number = number
+        self._restart = restart
+        self._lost: Lost | None = None
+        self._error: BaseException | None = None
+        for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*")]:
+            old.unlink()
+        self._watch = Watch(folder, number, limit_seconds)
+
+    @property
+    def said(self) -> int | None:
+        """The exit code that a rank has left: of an end, or of an error that would come again."""
+        file = self._folder / "code"
+        return int(file.read_text()) if file.exists() else None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the ranks were asked to stop."""
+        return (self._folder / "stop").exists()
+
+    @property
+    def progressed(self) -> bool:
+        """Whether steps were done."""
+        return any(beat.beats for beat in self._watch.beats().values())
+
+    def run(self, command: Sequence[str]) -> Lost | None:
+        """Until all have ended; those that were lost.
+
+        Raises:
+            HotloopError: a rank makes no progress.
+        """
+        # In a thread the agent leaves signals to us; it starts and ends the processes, and ends all when one fails.
+        agent = threading.Thread(target=self._launch, args=(command,), name="hotloop-agent")
+        with _environment(self._folder, self._number, self._restart):
+            agent.start()
+            hung = ""
+            while agent.is_alive():
+                agent.join(_LOOK_SECONDS)
+                if not hung and (hung := self._watch.hung()):
+                    self._watch.end_all()
+        if hung:
+            raise HotloopError(hung, self._watch.report, "mend what the stacks show, and start the same command again")
+        if self._error:
+            raise self._error
+        return self._lost
+
+    def _launch(self, command: Sequence[str]) -> None:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=self._number, run_id=f"hotloop-{os.getpid()}-{self._restart}",
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "logs")), local_addr="localhost",
+        )  # fmt: skip
+        try:
+            elastic_launch(config, sys.executable)("-m", *command)
+        except ChildFailedError as error:
+            rank, first = error.get_first_failure()
+            number = -first.exitcode
+            how = f"was ended by {_signal_name(number)}" if number > 0 else f"ended with {first.exitcode}"
+            self._lost = Lost(f"rank {rank} {how}", killed=number > 0)
+        except BaseException as error:
+            self._error = error
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+@contextmanager
+def _environment(folder: Path, number: int, restart: int) -> Iterator[None]:
+    """Of the ranks; torchrun's agent gives them this process's."""
+    added = {FOLDER: str(folder), PARENT: str(os.getpid()), RESTARTS: str(restart)}
+    if "OMP_NUM_THREADS" not in os.environ:
+        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // number))
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+@contextmanager
+def _stopped_by_signals(file: Path) -> Iterator[None]:
+    """Signals become a notice to the ranks; a second Ctrl-C interrupts at once, as usual."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(signal.Signals(number).name)
+        unfinished.replace(file)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,91 @@
+"""Signs of life of a rank, for the process that has started it."""
+
+import faulthandler
+import json
+import os
+import signal
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from hotloop.train.world import World
+
+_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a rank is at.
+
+    Attributes:
+        beats: grows with each step, each batch of a validation, each save.
+        phase: starting, loading, step, validating, saving or ending.
+    """
+
+    rank: int
+    pid: int
+    beats: int
+    step: int
+    phase: str
+
+
+class Heart:
+    """Writes a rank's heartbeat twice a second; a context manager. Without a folder in the world it does nothing.
+
+    On SIGUSR2 the stacks of all threads go to a file, whatever Python is doing.
+
+    Attributes:
+        phase, step: set by the loop.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.phase = "starting"
+        self.step = 0
+        self._beats = 0
+        self._world = world
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def beat(self) -> None:
+        """Something has been done."""
+        self._beats += 1
+
+    def __enter__(self) -> "Heart":
+        if self._world.folder:
+            self._stacks = stacks_file(Path(self._world.folder), self._world.rank).open("w")
+            faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True)
+            self._write()
+            self._thread = threading.Thread(target=self._run, name="hotloop-heartbeat", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread:
+            self._end.set()
+            self._thread.join()
+            faulthandler.unregister(signal.SIGUSR2)
+            self._stacks.close()
+
+    def _run(self) -> None:
+        while not self._end.wait(_SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        file = heartbeat_file(Path(self._world.folder), self._world.rank)
+        unfinished = file.with_suffix(".part")
+        beat = Heartbeat(self._world.rank, os.getpid(), self._beats, self.step, self.phase)
+        unfinished.write_text(json.dumps(asdict(beat)))
+        unfinished.replace(file)
+
+
+def heartbeat_file(folder: Path, rank: int) -> Path:
+    """Where a rank's heartbeat is."""
+    return folder / f"heartbeat-{rank}.json"
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes its stacks when asked to."""
+    return folder / f"stacks-{rank}.txt"

@@ -1,0 +1,203 @@
+"""The processes that train one model together, and what they say to each other besides gradients."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import Job
+from hotloop.core.units import count
+
+_PR_SET_PDEATHSIG = 1
+"""<sys/prctl.h>"""
+
+
+_PATIENCE = 10
+FOLDER, PARENT, RESTARTS = "HOTLOOP_RANKS_FOLDER", "HOTLOOP_RANKS_PARENT", "HOTLOOP_RANKS_RESTARTS"
+"""Environment variables of ranks that `hotloop train` has started."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that train with it.
+
+    What is said here goes over the hosts' network (gloo), not over the GPUs', and every rank has to say it in the same
+    order.
+
+    Attributes:
+        rank: its number, from 0.
+        size: how many there are.
+        local_rank: its number on this host, which is that of its GPU.
+        local_size: how many there are on this host.
+        restarts: how often all of them have been started again.
+        folder: where processes of this host leave what the one that has started them wants to know; empty: nobody does.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    restarts: int = 0
+    folder: str = ""
+    group: Any = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and tells."""
+        return self.rank == 0
+
+    def note(self, name: str, text: str) -> None:
+        """Leave a word for the process that has started this one, and for ranks that come after."""
+        if self.folder:
+            unfinished = Path(self.folder) / f"{name}-{self.rank}.part"
+            unfinished.write_text(text)
+            unfinished.replace(Path(self.folder) / name)
+
+    def claims(self, name: str) -> bool:
+        """Whether this rank is the first to ask for that: one is enough to tell what all have met."""
+        if not self.folder:
+            return True
+        try:
+            (Path(self.folder) / f"{name}-{self.restarts}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def noted(self, name: str) -> str:
+        """What was left; empty if nothing was."""
+        file = Path(self.folder) / name
+        return file.read_text() if self.folder and file.exists() else ""
+
+    def sum(self, values: list[float]) -> list[float]:
+        """The sum of each value over the ranks, in float64."""
+        return self._reduced(values, distributed.ReduceOp.SUM)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return bool(self._reduced([float(flag)], distributed.ReduceOp.MAX)[0])
+
+    def _reduced(self, values: list[float], operation: Any) -> list[float]:
+        if self.size == 1:
+            return values
+        numbers = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(numbers, op=operation, group=self.group)
+        found: list[float] = numbers.tolist()
+        return found
+
+    def largest_later(self, values: Tensor) -> Any:
+        """Begin to make each value the largest over the ranks; `wait()` on what comes back ends it."""
+        return distributed.all_reduce(values, op=distributed.ReduceOp.MAX, group=self.group, async_op=True)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Each rank's value, by rank; on all ranks."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, value, group=self.group)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's value."""
+        if self.size == 1:
+            return value
+        held = [value]
+        distributed.broadcast_object_list(held, src=0, group=self.group)
+        return held[0]
+
+
+ALONE = World()
+
+
+def is_rank() -> bool:
+    """Whether this process was started as one of several, by torchrun or as torchrun does."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def check_share(job: Job, processes: int) -> None:
+    """Raise InputError if a batch has not a sample for each process."""
+    if job.data.batch_size < processes:
+        raise InputError(
+            f"data.batch_size = {job.data.batch_size} is less than the {processes} processes that share a batch",
+            "each needs a sample of it",
+            f"--set data.batch_size={processes}",
+        )
+
+
+def processes_for(job: Job) -> int:
+    """How many processes of this machine train a job together.
+
+    Raises:
+        InputError: there are not as many GPUs as it asks for, or not as many samples in a batch.
+    """
+    gpus = torch.cuda.device_count() if job.device != "cpu" else 0
+    asked = job.ranks.processes
+    if job.parallel == "none":
+        return 1
+    if asked == "auto":
+        return max(1, min(gpus, job.data.batch_size))
+    check_share(job, asked)
+    if (job.device == "cuda" or (gpus and job.device == "auto")) and asked > gpus:
+        raise InputError(
+            f"ranks.processes = {asked} is more than the {count(gpus, 'GPU')} here",
+            "each process trains on one of its own",
+            f"--set ranks.processes={gpus}",
+        )
+    return asked
+
+
+@contextmanager
+def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
+    """Join the processes that the environment tells of; alone if it tells of none.
+
+    Args:
+        device: "cuda", or "auto" where there are GPUs, gives each process the GPU of its number.
+        timeout_seconds: after which a rank that waits for another one gives up.
+    """
+    if not is_rank():
+        yield ALONE
+        return
+    folder = os.environ.get(FOLDER, "")
+    if folder:  # nobody else would end a rank whose parent was killed; SIGUSR1 has it save first
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1))
+        if os.getppid() != int(os.environ[PARENT]):
+            raise SystemExit("the process that has started this rank is gone")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    # Who has started the ranks looks after them, and can say which one hangs.
+    timeout = timedelta(seconds=timeout_seconds * (_PATIENCE if folder else 1))
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        torch.cuda.set_device(local)
+        where = torch.device("cuda", local)
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=where)
+    else:
+        distributed.init_process_group("gloo", timeout=timeout)
+    try:
+        yield World(
+            rank=distributed.get_rank(),
+            size=distributed.get_world_size(),
+            local_rank=local,
+            local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            restarts=int(os.environ.get(RESTARTS, "0")),
+            folder=folder,
+            group=distributed.new_group(backend="gloo", timeout=timeout),
+        )
+    finally:
+        distributed.destroy_process_group()
+
+
+_LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "NCCL", "Socket Timeout")
+
+
+def peer_lost(error: Exception) -> str:
+    """What says that another rank is gone, in a line; empty if this is an error of another kind."""
+    lines = str(error).strip().splitlines()
+    lost = isinstance(error, distributed.DistError) or any(word in str(error) for word in _LOST)
+    return lines[0] if lost and lines else ""

@@ -1,0 +1,113 @@
+"""Several processes that train one model: what one would have trained, and nothing lost when one is."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command import Command
+from runs import losses, rank_of, read_until, started, weights_of
+
+JOB = """
+name = "small"
+device = "cpu"
+model.name = "tiny:perceptron"
+[task]
+image_size = 16
+[data]
+train = "images"
+val = "images"
+batch_size = 4
+[train]
+epochs = 3
+[log]
+every = 1
+[optimizer]
+learning_rate = 0.01
+"""
+NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
+NOISY += ["--set", "data.last_batch=drop"]
+TWO = ["--set", "ranks.processes=2"]
+
+
+@pytest.fixture
+def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
+    """21 samples: the last of six batches has one, which one of two ranks has."""
+    make_images(classes=3, each=7)
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    return file
+
+
+def test_two_train_what_one_would(hotloop: Command, job: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
+    done = hotloop("train", "job.toml", "--set", "run.dir=two", *TWO, "--json", expect=0)
+    result = json.loads(done.out)
+    assert (result["status"], result["steps"]) == ("finished", 18)
+    one, two = weights_of(job.parent / "one"), weights_of(job.parent / "two")
+    torch.testing.assert_close(one, two)
+    assert losses(job.parent / "two") == pytest.approx(losses(job.parent / "one"), rel=1e-4)
+    alone = json.loads((job.parent / "one/result.json").read_text())["metrics"]
+    assert result["metrics"] == pytest.approx(alone, rel=1e-4)
+
+
+def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(hotloop: Command, job: Path) -> None:
+    options = [*NOISY, *TWO, "--set", "train.epochs=30"]
+    hotloop("train", "job.toml", "--set", "run.dir=undisturbed", *options, expect=0)
+    with started(job.parent, "--set", "run.dir=disturbed", *options) as child:
+        read_until(child, "saved")
+        os.kill(rank_of(child.pid, 1), signal.SIGKILL)
+        again = "hotloop: rank 1 was ended by SIGKILL; starting all again from the last checkpoint (1 of 3)"
+        read_until(child, again)
+        read_until(child, "step")
+        child.send_signal(signal.SIGTERM)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert "saved, as SIGTERM asked" in out
+    done = hotloop("train", "job.toml", "--set", "run.dir=disturbed", *options, expect=0)
+    assert "finished after 150 steps" in done.out
+    left, expected = weights_of(job.parent / "disturbed"), weights_of(job.parent / "undisturbed")
+    assert all(torch.equal(left[name], expected[name]) for name in expected)
+
+
+def test_one_goes_on_where_two_have_stopped(hotloop: Command, job: Path) -> None:
+    schedule = ["--set", "schedule.name=constant"]
+    hotloop("train", "job.toml", "--set", "run.dir=alone", *schedule, expect=0)
+    hotloop("train", "job.toml", "--set", "run.dir=both", "--set", "train.epochs=1", *schedule, *TWO, expect=0)
+    done = hotloop("train", "job.toml", "--set", "run.dir=both", *schedule, expect=0)
+    assert "changed since: ranks.processes: 2 -> 1" in done.err
+    assert losses(job.parent / "both") == pytest.approx(losses(job.parent / "alone"), rel=1e-4)
+
+
+def test_bad_input_is_told_once_and_not_tried_again(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:not_a_model", expect=2)
+    assert done.err.count("error: ") == 1
+    assert "starting all again" not in done.err
+
+
+def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:exploding", expect=1)
+    assert "the loss of step 1 is nan on rank" in done.err
+    assert "starting all again" not in done.err
+
+
+def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) -> None:
+    options = ["--set", "ranks.timeout=4 s", "--set", "model.name=line"]
+    text = job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n")
+    job.write_text(text)
+    done = hotloop("train", "job.toml", *TWO, *options, expect=1)
+    assert "rank 1 makes no progress" in done.err
+    assert "in stuck" in done.err
+
+
+def test_normalising_over_one_sample_is_refused(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:cnn", "--set", "data.batch_size=6", expect=2)
+    assert "the last batch of 21 samples in batches of 6 has 3 samples, shared by 2 processes" in done.err
+
+
+def test_more_processes_than_samples_a_batch_are_refused(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", "--set", "ranks.processes=5", expect=2)
+    assert "data.batch_size = 4 is less than the 5 processes" in done.err

@@ -1,0 +1,62 @@
+"""`hotloop train` on several GPUs."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command import Command
+from runs import losses, rank_of, read_until, started
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+JOB = """
+name = "small"
+device = "cuda"
+precision = "fp32"
+model.name = "tiny:perceptron"
+[task]
+image_size = 16
+[data]
+train = "images"
+val = "images"
+batch_size = 4
+[train]
+epochs = 3
+[log]
+every = 1
+[optimizer]
+learning_rate = 0.01
+"""
+
+
+@pytest.fixture
+def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
+    make_images(classes=3, each=7)
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    return file
+
+
+def test_all_gpus_train_what_one_would(hotloop: Command, job: Path) -> None:
+    most = min(4, torch.cuda.device_count())
+    hotloop("train", "job.toml", "--set", "run.dir=one", "--set", "parallel=none", expect=0, timeout=200)
+    done = hotloop("train", "job.toml", "--set", "run.dir=all", "--set", f"ranks.processes={most}", "--json",
+                   expect=0, timeout=200)  # fmt: skip
+    assert json.loads(done.out)["status"] == "finished"
+    assert losses(job.parent / "all") == pytest.approx(losses(job.parent / "one"), rel=1e-3)
+
+
+def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
+    more = ["--set", "run.dir=killed", "--set", "ranks.processes=2", "--set", "train.epochs=200"]
+    more += ["--set", "checkpoint.every=6 steps", "--set", "data.last_batch=drop"]
+    with started(job.parent, *more) as child:
+        read_until(child, "saved")
+        os.kill(rank_of(child.pid, 1), signal.SIGKILL)
+        out, err = child.communicate(timeout=200)
+    assert child.returncode == 0, err
+    assert "rank 1 was ended by SIGKILL; starting all again" in err
+    assert "finished after 1000 steps" in out.replace(",", "")

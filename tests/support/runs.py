@@ -1,0 +1,60 @@
+"""Runs of `hotloop train`: what they have left, and their processes while they go on."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SUPPORT = Path(__file__).parent
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    """The last checkpoint's weights."""
+    last = sorted((folder / "checkpoints").iterdir())[-1]
+    state: dict[str, Any] = torch.load(last / "state.pt", weights_only=True)
+    weights: dict[str, Any] = state["step"]["model"]
+    return weights
+
+
+def losses(folder: Path) -> list[float]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if "loss" in record]
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hotloop", "train", "job.toml", *arguments],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with child:
+        yield child
+        if child.poll() is None:
+            child.kill()
+
+
+def read_until(child: "subprocess.Popen[str]", begin: str) -> None:
+    assert child.stderr
+    for line in child.stderr:
+        if line.startswith(begin):
+            return
+    raise AssertionError(f"it ended without a line that begins with {begin!r}")
+
+
+def rank_of(parent: int, rank: int) -> int:
+    """The process that is this rank."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if {f"RANK={rank}".encode(), f"HOTLOOP_RANKS_PARENT={parent}".encode()} <= set(variables):
+            return int(folder.name)
+    raise AssertionError(f"there is no rank {rank}")

@@ -1,0 +1,49 @@
+"""A process that has imported what `hotloop train` needs, and forks for each command: 10 s less of each on two cores.
+
+It reads a request a line: {"arguments", "folder", "environment", "out", "err"}; it answers with the process's number,
+and with its exit code when it has ended.
+"""
+
+import gc
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+_IMPORTED = (
+    "hotloop.cli.train", "hotloop.train.training", "hotloop.tasks.images", "hotloop.tasks.tokens", "hotloop.pages.run",
+    "hotloop.pages.charts", "matplotlib.backends.backend_svg", "timm", "torch.utils.tensorboard",
+)  # fmt: skip
+
+
+def main() -> None:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `hotloop train` sets it before it imports torch
+
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # else each child copies all of that memory only to free it when it ends: 2 s
+    for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        child = os.fork()
+        if not child:
+            break
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        return
+    for descriptor, file in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+        opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["hotloop", *request["arguments"]]
+    from hotloop.cli.main import main as run
+
+    run(request["arguments"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Ranks decide the same after the same step, without waiting."""
+
+import threading
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.train.agreement import Agreement, Wishes
+from hotloop.train.world import ALONE, World
+
+
+class _Later:
+    """What `all_reduce(async_op=True)` gives, among threads."""
+
+    def __init__(self, exchange: "_Exchange", number: int, values: Any) -> None:
+        self._exchange, self._number, self._values = exchange, number, values
+
+    def wait(self) -> None:
+        self._values.copy_(self._exchange.largest(self._number))
+
+
+class _Exchange:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._sent: dict[int, list[Any]] = {}
+        self._changed = threading.Condition()
+
+    def send(self, number: int, values: Any) -> _Later:
+        with self._changed:
+            self._sent.setdefault(number, []).append(values.clone())
+            self._changed.notify_all()
+        return _Later(self, number, values)
+
+    def largest(self, number: int) -> Any:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._sent[number]) == self.size, 10)
+            values = self._sent[number][0]
+            for other in self._sent[number][1:]:
+                values = values.maximum(other)
+            return values
+
+
+class _Rank(World):
+    """Of a world of threads."""
+
+    def __init__(self, rank: int, exchange: _Exchange) -> None:
+        super().__init__(rank=rank, size=exchange.size)
+        self.__dict__.update(exchange=exchange, number=0)
+
+    def largest_later(self, values: Any) -> Any:
+        self.__dict__["number"] += 1
+        exchange: _Exchange = self.__dict__["exchange"]
+        return exchange.send(self.__dict__["number"], values)
+
+
+def decisions(size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes]], steps: int) -> list[list[Wishes]]:
+    """What each rank was told after each step; rank r's wish after step s is wishes[r][s]."""
+    exchange = _Exchange(size)
+    found: list[list[Wishes]] = [[] for _ in range(size)]
+
+    def work(rank: int) -> None:
+        now = 0.0
+        agreement = Agreement(_Rank(rank, exchange), lambda: now)
+        for step in range(steps):
+            now += speeds[rank]
+            found[rank].append(agreement.after_step(lambda step=step: wishes[rank].get(step, Wishes())))  # type: ignore[misc]
+        agreement.finish()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+wish = st.builds(Wishes, st.booleans(), st.booleans(), st.booleans())
+
+
+@given(
+    st.lists(st.sampled_from([1e-4, 0.004, 0.03, 0.2]), min_size=2, max_size=3),
+    st.lists(st.dictionaries(st.integers(0, 59), wish, max_size=5), min_size=3, max_size=3),
+)
+def test_all_are_told_the_same(speeds: list[float], wishes: list[dict[int, Wishes]]) -> None:
+    told = decisions(len(speeds), speeds, dict(enumerate(wishes)), 60)
+    assert all(each == told[0] for each in told)
+    wanted = {name for each in wishes[: len(speeds)] for at in each.values() for name, on in vars(at).items() if on}
+    given = {name for at in told[0] for name, on in vars(at).items() if on}
+    assert given <= wanted, "nobody is told what no rank wished"
+
+
+def test_a_wish_of_one_is_done_by_all_within_a_few_steps() -> None:
+    stop = {step: Wishes(stop=True) for step in range(10, 100)}
+    told = decisions(2, [0.03, 0.03], {0: {}, 1: stop}, 100)
+    first = [next(step for step, at in enumerate(each) if at.stop) for each in told]
+    assert first[0] == first[1]
+    assert 10 < first[0] <= 10 + 2 * 4, "a tenth of a second is four steps; it is sent at one end and read at the next"
+
+
+def test_one_alone_has_its_wish_at_once() -> None:
+    assert Agreement(ALONE).after_step(lambda: Wishes(save=True)) == Wishes(save=True)
