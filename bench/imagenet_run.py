@@ -21,8 +21,8 @@ from typing import Any
 from photographs import make_photographs
 from record import RESULTS, Figure, add_device, publish, source
 
-_PHOTOGRAPHS, _LINKS = 8192, 24
-"""An epoch of 768 steps: accelerations are tried within one."""
+_PHOTOGRAPHS, _LINKS = 8192, 32
+"""An epoch of 1,024 steps: accelerations are tried within one."""
 
 LOOP = "for i, (images, target) in enumerate(train_loader):"
 CACHED = """import itertools

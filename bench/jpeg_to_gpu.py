@@ -46,9 +46,11 @@ class Sizes:
 def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int, decode: str) -> list[float]:
     """Seconds of each epoch of the whole of `hotloop train`."""
     from hotloop import read_machine, train_job
+    from hotloop.cli.train import set_environment
     from hotloop.core.job import parse_job
     from hotloop.train.observer import Event, Observer, Started, Validated, Warned
 
+    set_environment()
     ends: list[float] = []
 
     class Watch(Observer):

@@ -1,6 +1,7 @@
 """`hotloop profile` and `hotloop run` on scripts that train on a GPU."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -169,3 +170,20 @@ def test_images_are_cut_on_the_gpu_in_the_scripts_order(
     means = [[mean for _, each in one["seen"] for mean in each] for one in (found, expected)]
     assert means[0] == pytest.approx(means[1], abs=0.05)
     assert found["kinds"] == ["HostTensor", "Tensor"], "the GPU cut them"
+
+
+def test_sigterm_ends_workers_with_page_locked_batches_quietly(script: Path) -> None:
+    """Torch waits five seconds for each worker then, and its thread complains of batches that are gone."""
+    write(script, 100_000, depth=1, extra="print(done, flush=True)")
+    options = ["--steps", "5", "--only", "loader", "--json-summary", "summary.json"]
+    command = [sys.executable, "-m", "hotloop", "run", *options, "--", sys.executable, "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        for line in child.stdout:
+            if line == "400\n":
+                child.send_signal(signal.SIGTERM)
+                break
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM, err
+    assert json.loads(Path("summary.json").read_text())["accelerations"][0]["name"] == "loader"
+    assert "Exception in thread" not in err

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -199,10 +200,14 @@ class Lane(LaneOfIndices):
         """
         if not isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter):
             return
+        until = time.monotonic() + _LEAVE_SECONDS
+        if self.iterator._pin_memory:  # it takes batches from where a worker that has ended has them no more
+            self.iterator._pin_memory_thread_done_event.set()
+            _wake(self.iterator._worker_result_queue)
+            self.iterator._pin_memory_thread.join(_LEAVE_SECONDS)
         self.iterator._workers_done_event.set()
         for queue in self.iterator._index_queues:
-            queue.put(None)  # wakes it
-        until = time.monotonic() + _LEAVE_SECONDS
+            queue.put(None)
         for worker in self.iterator._workers:
             worker.join(max(0.0, until - time.monotonic()))
             worker.terminate()
@@ -218,6 +223,12 @@ def _is_ready(iterator: Any) -> bool:
         return False
     arrived = iterator._task_info.get(iterator._rcvd_idx)
     return (arrived is not None and len(arrived) == 2) or not iterator._data_queue.empty()
+
+
+def _wake(queue: Any) -> None:
+    """Have its reader look whether it is to end. `put` would start a thread."""
+    with queue._wlock:
+        queue._writer.send_bytes(ForkingPickler.dumps((None, None)))
 
 
 def _clone(loader: Any, dataset: Any, how: How, indices: LaneIndices) -> Any:

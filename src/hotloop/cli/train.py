@@ -52,9 +52,7 @@ def train(
     job = load_job(file, [*tuned, *overrides])
     if importlib.util.find_spec("torch") is None:
         raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
-    # Before torch is imported, as OpenMP reads it once: by default its threads spin at the end of each loop until the
-    # last is done, which takes the processor from whatever else runs (bench/contention.py).
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    set_environment()
     # "module:name" in a job means the user's own files; last, so that one named like a library does not stand for it.
     sys.path.append(os.getcwd())
     if dry_run:
@@ -68,6 +66,16 @@ def train(
 
         return train_in_ranks(_command(file, overrides, resume, settings, as_json), number, job.ranks, _tell)
     return _train(file, job, resume, as_json)
+
+
+def set_environment() -> None:
+    """Set what is read once, when torch is imported or the GPU is first used; what is set already stays."""
+    # By default OpenMP's threads spin at the end of each loop until the last is done, which takes the processor from
+    # whatever else runs (bench/contention.py).
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Queues to the GPU. The JPEG engines have a stream for each image; of trainings that used them with the default, 8,
+    # 5 in 20 were slow from beginning to end, with 32 none of 5 (bench/jpeg_to_gpu.py, 8 processors, H200).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _processes(job: Job) -> int:
