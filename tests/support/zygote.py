@@ -20,6 +20,9 @@ _IMPORTED = (
 def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `hotloop train` sets it before it imports torch
 
+    from hotloop.core.tensorboard import without_tensorflow
+
+    without_tensorflow()
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # else each child copies all of that memory only to free it when it ends: 2 s

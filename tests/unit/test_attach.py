@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Path:
 
 def attached(home: Path, *command: str, entry: str = "entry:begin") -> int:
     environment = {**os.environ, "PYTHONPATH": str(home)}
-    attachment = Attachment(entry, str(home / "found"), {"steps": 3})
+    attachment = Attachment({"torch": entry}, str(home / "found"), {"steps": 3})
     return run_attached(command, attachment, environment)
 
 
@@ -97,7 +97,7 @@ def test_signals_reach_the_script(home: Path, number: signal.Signals) -> None:
         "import os, sys\n"
         "from hotloop.attach.command import run_attached\n"
         "from hotloop.attach.inside import Attachment\n"
-        f"attachment = Attachment('a:b', {str(home)!r}, {{}})\n"
+        f"attachment = Attachment({{}}, {str(home)!r}, {{}})\n"
         f"sys.exit(run_attached([sys.executable, '-c', {code!r}], attachment, os.environ))"
     )
     with subprocess.Popen([sys.executable, "-c", ours], stdout=subprocess.PIPE, text=True) as process:
@@ -115,7 +115,7 @@ def test_ctrl_c_is_not_taken_from_the_script(home: Path, capfd: pytest.CaptureFi
 
 def test_a_program_that_is_not_there_is_an_error() -> None:
     with pytest.raises(InputError, match="no such program"):
-        run_attached(["no-such-program"], Attachment("a:b", "/", {}), os.environ)
+        run_attached(["no-such-program"], Attachment({}, "/", {}), os.environ)
 
 
 def test_a_module_is_followed_once_and_keeps_its_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

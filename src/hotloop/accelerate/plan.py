@@ -15,11 +15,13 @@ class Kind:
     Attributes:
         level: "exact": the mathematics stays the script's own; "fast": it is rounded otherwise.
         what: it does.
+        framework: whose scripts it is for.
     """
 
     name: str
     level: str
     what: str
+    framework: str = "torch"
 
 
 KINDS = (
@@ -30,11 +32,15 @@ KINDS = (
     Kind("prefetch", EXACT, "batches copied to the GPU while the step before computes"),
     Kind("cudnn_autotune", EXACT, "cuDNN's fastest algorithm for each convolution"),
     Kind("zero_grad", EXACT, "gradients are dropped instead of being filled with zeros"),
+    Kind("memory_growth", EXACT, "TensorFlow: the GPU's memory is taken as it is needed", "tensorflow"),
+    Kind("tf_data", EXACT, "TensorFlow: datasets mapped in parallel and fetched ahead", "tensorflow"),
+    Kind("tf_cache", EXACT, "TensorFlow: datasets that are the same in each pass kept in memory", "tensorflow"),
     Kind("tf32", FAST, "float32 matrix products on tensor cores"),
     Kind("channels_last", FAST, "convolutions in the layout that tensor cores want"),
     Kind("bf16", FAST, "the model's forward under autocast to bfloat16"),
     Kind("compile", FAST, "the model through torch.compile"),
     Kind("fused_optimizer", FAST, "an optimizer's step as one kernel"),
+    Kind("mixed_float16", FAST, "TensorFlow: Keras layers compute in 16 bits", "tensorflow"),
 )
 """In the order in which they are switched on."""
 

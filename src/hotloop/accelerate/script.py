@@ -12,7 +12,10 @@ from hotloop.attach.command import run_attached
 from hotloop.attach.inside import Attachment
 from hotloop.core.speedup import Acceleration, Speedup
 
-_ENTRY = "hotloop.accelerate.runner:begin"
+_ENTRIES = {
+    "torch": "hotloop.accelerate.runner:begin",
+    "tensorflow": "hotloop.accelerate.tensorflow_runner:begin",
+}
 
 
 def run_script(
@@ -28,7 +31,7 @@ def run_script(
     """
     with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
-        code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
+        code = run_attached(command, Attachment(_ENTRIES, name, asdict(plan)), environment, output)
         found: list[dict[str, Any]] = [json.loads(file.read_bytes()) for file in folder.glob("speedup-*.json")]
         entered = any(folder.glob("attached-*"))
     level = FAST if any(kind_of(each).level == FAST for each in plan.names) else "exact"

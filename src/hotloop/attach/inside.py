@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +23,12 @@ class Attachment:
     """What is started in every process.
 
     Attributes:
-        entry: "module:function", called with the module torch, once that is imported, and this.
+        entries: by the name of a module, "module:function", called with that module, once it is imported, and this.
         folder: where processes leave what they find.
-        settings: of the entry's own.
+        settings: of the entries' own.
     """
 
-    entry: str
+    entries: dict[str, str]
     folder: str
     settings: dict[str, Any]
 
@@ -36,7 +37,7 @@ class Attachment:
 
 
 def start() -> None:
-    """Begin what the environment asks for, as soon as torch is imported."""
+    """Begin what the environment asks for, as soon as what it waits for is imported."""
     asked = os.environ.get(VARIABLE)
     if not asked:
         return
@@ -45,15 +46,16 @@ def start() -> None:
         return
     (Path(attachment.folder) / f"attached-{os.getpid()}").touch()
     atexit.register(_stay_interrupted)  # before all others, so it runs after them
-    module, _, name = attachment.entry.partition(":")
+    for imported, entry in attachment.entries.items():
+        when_imported(imported, partial(_begin, entry, attachment))
 
-    def begin(torch: ModuleType) -> None:
-        try:
-            getattr(import_module(module), name)(torch, attachment)
-        except Exception as error:  # the user's process goes on in any case
-            print(f"hotloop could not start in this process: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
 
-    when_imported("torch", begin)
+def _begin(entry: str, attachment: Attachment, imported: ModuleType) -> None:
+    module, _, name = entry.partition(":")
+    try:
+        getattr(import_module(module), name)(imported, attachment)
+    except Exception as error:  # the user's process goes on in any case
+        print(f"hotloop could not start in this process: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
 
 
 def _stay_interrupted() -> None:

@@ -89,7 +89,7 @@ def record(
         # Python 3.12 and newer tell perf the names of their functions: https://docs.python.org/3/howto/perf_profiling.html
         inside = {**environment, "PYTHONPERFSUPPORT": "1"} if name == "perf" else environment
         settings = asdict(replace(plan, tool=name, ablate=False))
-        attachment = Attachment("hotloop.profile.watch:begin", folder, settings)
+        attachment = Attachment({"torch": "hotloop.profile.watch:begin"}, folder, settings)
         code = run_attached([*tool.command(out.absolute(), control), *command], attachment, inside)
         recorded = [Measured.load(file) for file in Path(folder).glob("measured-*.json")]
     file = out.with_suffix(tool.suffix)

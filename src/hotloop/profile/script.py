@@ -54,7 +54,7 @@ def profile_script(
         folder = Path(name)
         results.mkdir(parents=True)
         try:
-            code = run_attached(command, Attachment(_ENTRY, name, asdict(plan)), environment, output)
+            code = run_attached(command, Attachment({"torch": _ENTRY}, name, asdict(plan)), environment, output)
             measured = read_measured(folder)
             enough = [one for one in measured if one.is_enough]
             if not enough and not code:

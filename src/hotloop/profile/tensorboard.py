@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hotloop.core.errors import InputError
 from hotloop.core.profile import Profile
+from hotloop.core.tensorboard import without_tensorflow
 from hotloop.profile.measured import StepTime
 
 
@@ -15,6 +16,7 @@ def check_tensorboard() -> None:
     Raises:
         InputError: it is not.
     """
+    without_tensorflow()
     try:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hotloop.core.run import Run, plain
+from hotloop.core.tensorboard import without_tensorflow
 from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated
 
 
@@ -69,6 +70,7 @@ class TensorBoard(Observer):
 
     def on(self, event: Event) -> None:
         if isinstance(event, Started):
+            without_tensorflow()
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(self._run.events, purge_step=event.progress.step + 1)

@@ -38,5 +38,5 @@ class ScriptTrials:
     def __call__(self, settings: Settings) -> Running:
         folder = mkdtemp(prefix="hotloop-")
         plan = {**asdict(plan_of(settings)), "tell": True, "steps": _FIRST_STEPS}
-        inside = attached_environment(self._command, Attachment(_ENTRY, folder, plan), self._environment)
+        inside = attached_environment(self._command, Attachment({"torch": _ENTRY}, folder, plan), self._environment)
         return Running(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, Path(folder))

@@ -98,7 +98,7 @@ def script_space(processors: int, level: str) -> tuple[Knob, ...]:
         Knob("prefetch_factor", (0, 4), needs="workers"),
         Knob("threads", (0, *sorted({1, max(1, processors // 2), processors}))),
     ]
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind.framework == "torch"):
         if kind.name not in _WITH_NUMBERS and (kind.level == EXACT or level != EXACT):
             knobs.append(Knob(kind.name, (False, True)))
     return tuple(knobs)

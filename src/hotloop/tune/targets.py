@@ -36,5 +36,5 @@ def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...],
     Raises:
         InputError: there is no such program.
     """
-    attached_environment(command, Attachment("", "", {}), os.environ)
+    attached_environment(command, Attachment({}, "", {}), os.environ)
     return script_space(usable_cpus(), level), ScriptTrials(command, os.environ), None

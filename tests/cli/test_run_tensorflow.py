@@ -1,0 +1,129 @@
+"""`hotloop run` on scripts that train with TensorFlow."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotloop.accelerate.tensorflow_runner import policy_for
+
+pytestmark = pytest.mark.skipif(not find_spec("tensorflow"), reason="tensorflow is not installed")
+
+QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
+
+SCRIPT = """
+import json, os, sys
+import tensorflow as tf
+
+tf.keras.utils.set_random_seed(1)
+names = sorted(tf.io.gfile.glob("numbers/*"))
+calls = []
+
+def read(name):
+    numbers = tf.reshape(tf.io.decode_raw(tf.io.read_file(name), tf.float32), [16])
+    return numbers, tf.cast(tf.reduce_sum(numbers) > 0, tf.int32)
+
+def double(numbers, label):
+    return 2 * numbers, label
+
+def disturb(numbers, label):
+    return numbers + tf.random.normal([16], stddev=0.1), label
+
+def note(numbers, label):
+    calls.append(int(label))
+    return numbers
+
+data = tf.data.Dataset.from_tensor_slices(names).map(read).map(double)
+train = data.shuffle(64, seed=3).map(disturb).batch(8)
+model = tf.keras.Sequential([tf.keras.layers.Dense(8, "relu"), tf.keras.layers.Dense(2)])
+model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+losses = []
+for epoch in range(3):
+    losses += model.fit(train, verbose=0).history["loss"]
+    if "remove" in sys.argv and epoch == 0:
+        [os.remove(name) for name in names]
+own = [x.numpy().sum().item() for x in data.map(lambda x, y: tf.numpy_function(note, [x, y], tf.float32)).batch(4)]
+print(json.dumps([losses, own, calls]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(40):
+        (folder / f"{number:02d}").write_bytes(random.standard_normal(16, np.float32).tobytes())
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def called(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=QUIET, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_script_sees_the_same_and_reads_its_files_once(script: Path) -> None:
+    plain = called(script, "train.py")
+    options = ["--json-summary", "summary.json", "--", sys.executable, "train.py", "remove"]
+    accelerated = called(script, "-m", "hotloop", "run", *options)
+    assert json.loads(accelerated) == json.loads(plain), "random numbers and the order of Python's calls too"
+    summary = json.loads((script / "summary.json").read_text())
+    found = {one["name"]: (one["state"], one["count"]) for one in summary["accelerations"]}
+    assert found["memory_growth"] == ("unfit", 0)
+    assert found["tf_cache"] == ("on", 1), "behind the last map that draws nothing"
+    assert found["tf_data"][0] == "on"
+    assert "2 maps of random numbers or Python: called in order, as before" in summary["notes"]
+    assert "tf32" not in found
+
+
+PIPELINES = """
+import tensorflow as tf
+from hotloop.accelerate.tensorflow_data import Pipelines
+
+for room in (0, 799, 800):
+    pipelines = Pipelines(tf, True, room)
+    pipelines.install()
+    data = tf.data.Dataset.range(100).map(lambda x: x + 1)
+    unknown = tf.data.Dataset.range(100).filter(lambda x: x > 3).map(lambda x: x + 1)
+    sequential = tf.data.Dataset.range(100).map(lambda x: x + 1, num_parallel_calls=1)
+    assert list(data.as_numpy_iterator()) == list(range(1, 101))
+    assert len(list(unknown)) == 96
+    pipelines.remove()
+    print(pipelines.mapped, pipelines.cached, pipelines.cache_bytes)
+policies = [tf.keras.mixed_precision.Policy(name).compute_dtype for name in ("mixed_bfloat16", "mixed_float16")]
+print(policies)
+"""
+
+
+def test_what_has_no_room_or_no_known_size_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "pipelines.py").write_text(PIPELINES)
+    assert called(tmp_path, "pipelines.py").splitlines() == ["2 0 0", "2 0 799", "2 1 0", "['bfloat16', 'float16']"]
+
+
+def test_sixteen_bits_are_those_that_the_card_has() -> None:
+    cards = [(6, 1), (7, 5), (8, 0), (9, 0)]
+    assert [policy_for(card) for card in cards] == ["", "mixed_float16", "mixed_bfloat16", "mixed_bfloat16"]
+
+
+def test_events_are_written_without_it(tmp_path: Path) -> None:
+    """Importing it takes longer than a small training."""
+    code = """
+import sys
+from pathlib import Path
+from hotloop.core.tensorboard import without_tensorflow
+without_tensorflow()
+from torch.utils.tensorboard import SummaryWriter
+with SummaryWriter("events") as writer:
+    writer.add_scalar("loss", 1.5, 3)
+print("tensorflow" in sys.modules, len(list(Path("events").iterdir())))
+"""
+    assert called(tmp_path, "-c", code) == "False 1\n"
