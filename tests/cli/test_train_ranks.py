@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command import Command
@@ -111,3 +112,63 @@ def test_normalising_over_one_sample_is_refused(hotloop: Command, job: Path) -> 
 def test_more_processes_than_samples_a_batch_are_refused(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", "--set", "ranks.processes=5", expect=2)
     assert "data.batch_size = 4 is less than the 5 processes" in done.err
+
+
+TEXT = """
+name = "text"
+device = "cpu"
+[task]
+name = "tokens"
+context = 16
+vocabulary = 64
+[data]
+train = "tokens.npy"
+val = "tokens.npy"
+batch_size = 6
+workers = 0
+[model]
+name = "gpt2"
+arguments = { layers = 2, width = 32, heads = 2, kv_heads = 2, hidden = 64 }
+[train]
+epochs = 2
+clip_norm = 0.5
+[schedule]
+name = "constant"
+[optimizer]
+learning_rate = 0.003
+[log]
+every = 1
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """20 samples: the last of four batches has two, and the last of two in validation eight."""
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
+    file = tmp_path / "job.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command, text: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
+    divided = ["--set", "parallel=fsdp", "--set", "ranks.processes=3"]
+    first = ["--set", "train.epochs=1", "--set", "run.dir=divided"]
+    hotloop("train", "job.toml", *divided, *first, expect=0)
+    done = hotloop("train", "job.toml", *TWO, "--set", "parallel=ddp", "--set", "run.dir=divided", "--json", expect=0)
+    alone = json.loads((text.parent / "one/result.json").read_text())
+    assert json.loads(done.out)["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
+    torch.testing.assert_close(weights_of(text.parent / "divided"), weights_of(text.parent / "one"))
+    assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-4)
+    again = ["--set", "train.epochs=3", "--set", "run.dir=divided", *divided]
+    done = hotloop("train", "job.toml", *again, expect=0)
+    assert "changed since" in done.err
+    assert "finished after 12 steps" in done.out
+
+
+@pytest.mark.parametrize("setting", ["precision=fp16", "train.ema=0.9", "speed.graph=true"])
+def test_what_divided_weights_do_not_go_with_is_refused(hotloop: Command, text: Path, setting: str) -> None:
+    options = ["--set", "parallel=fsdp", *TWO, "--set", setting]
+    done = hotloop("train", "job.toml", *options, expect=2)
+    assert setting.split("=")[0] in done.err
+    assert done.err.count("error: ") == 1

@@ -283,8 +283,10 @@ class Job(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "float8"] = Field(
         "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
     )
-    parallel: Literal["auto", "none", "ddp"] = Field(
-        "auto", description="several GPUs: a copy of the model on each (ddp), or only one used (none); auto: ddp"
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = Field(
+        "auto",
+        description="several GPUs: a copy of the model on each (ddp), its weights divided (fsdp), or one used "
+        "(none); auto: ddp if weights, gradients and the optimizer's state fit",
     )
     task: Annotated[
         Annotated[ImagesTask, Tag("images")]

@@ -96,13 +96,13 @@ class LoaderSettings:
     def places(self, number: int, samples: int) -> range:
         """Where in the order of an epoch this part of batch `number` lies.
 
-        A batch may have fewer samples than parts. Of a data set in its own order, some parts are empty then; in
-        training they take the batch's first sample, which does not count, as all processes have to take the step.
+        A batch may have fewer samples than parts. A part without any takes the batch's first sample, which does not
+        count (`counted`): all processes have to compute, as they do it together.
         """
         first, size = number * self.batch_size, self.size(number, samples)
         start = first + size * self.part // self.parts
         end = start + self.counted(number, samples)
-        return range(start, end) if end > start or not self.shuffle else range(first, first + 1)
+        return range(start, end) if end > start else range(first, first + 1)
 
 
 class Loader:

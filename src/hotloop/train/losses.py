@@ -10,6 +10,7 @@ from hotloop.core.errors import NonFiniteLoss
 from hotloop.data.dataset import Dataset
 from hotloop.train.counter import Counter
 from hotloop.train.loss_ring import LossRing
+from hotloop.train.sharded import local
 
 
 class Losses:
@@ -63,9 +64,10 @@ def check_finite(parameters: list[Tensor], step: int) -> None:
     Raises:
         NonFiniteLoss: a weight is NaN or infinite.
     """
-    inexact = [p.detach() for p in parameters if p.numel() and (p.is_floating_point() or p.is_complex())]
+    own = [local(parameter.detach()) for parameter in parameters]
+    inexact = [p for p in own if p.numel() and (p.is_floating_point() or p.is_complex())]
     largest = torch._foreach_norm(inexact, ord=math.inf)  # any other norm may overflow where every weight is finite
-    if not torch.isfinite(torch.stack(largest)).all():
+    if inexact and not torch.isfinite(torch.stack(largest)).all():
         raise NonFiniteLoss(
             f"the weights after step {step} are not finite",
             "the step's gradients were NaN or infinite, or the learning rate too high",

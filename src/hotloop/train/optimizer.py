@@ -13,6 +13,11 @@ from hotloop.core.job import OptimizerSection
 from hotloop.core.objects import load_object
 from hotloop.train.counter import Counter
 from hotloop.train.schedule import Schedule
+from hotloop.train.sharded import is_sharded
+
+_FUSED_NAMES = ("sgd", "adam", "adamw", "adagrad")
+_FUSED_SHARDED = ("adam", "adamw")
+"""Of weights that are divided among ranks; torch has no rule for the others."""
 
 
 def make_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
@@ -33,7 +38,7 @@ def make_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
     ]
     arguments: dict[str, Any] = {"lr": section.learning_rate, **section.arguments}
     kind = _kind(section.name)
-    if section.name in ("sgd", "adam", "adamw", "adagrad"):
+    if section.name in (_FUSED_SHARDED if is_sharded(model) else _FUSED_NAMES):
         arguments.setdefault("fused", True)
     try:
         optimizer: Optimizer = kind([group for group in groups if group["params"]], **arguments)

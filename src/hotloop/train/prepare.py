@@ -17,7 +17,7 @@ from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Task, Tensors, load_task
-from hotloop.train.blocks import has_batch_norm, recompute_activations
+from hotloop.train.blocks import has_batch_norm, recompute_activations, repeated_blocks
 from hotloop.train.compiler import Compiled
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
 from hotloop.train.loop import prepares_in_step
@@ -26,12 +26,13 @@ from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.random_state import seed_everything
 from hotloop.train.ranks import inner, spread
-from hotloop.train.resolve import Choice, apply_settings, choose_compile, resolve
+from hotloop.train.resolve import Choice, apply_settings, choose_compile, choose_parallel, resolve
 from hotloop.train.schedule import make_schedule
+from hotloop.train.sharded import is_sharded
 from hotloop.train.source import ArraySource
 from hotloop.train.step import Loss, Step
 from hotloop.train.step_settings import StepSettings
-from hotloop.train.world import ALONE, World, check_share
+from hotloop.train.world import ALONE, World, check_shardable, check_share
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,15 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
     device = torch.device(job.device)
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
-    model = spread(model, world)
+    job, last = choose_parallel(job, model, world)
+    if job.parallel == "fsdp" and world.size > 1:
+        check_shardable(job)
+    model = spread(model, world, job.parallel, job.precision)
     if world.rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.rank))
     step = _make_step(job, task, model, source, len(train), notify)
     arithmetic = Arithmetic(flops, matrix_rate(device, job.precision) * world.size)
-    return Ready(job, [*choices, *more], task, datasets, source, step, arithmetic)
+    return Ready(job, [*choices, *more, *last], task, datasets, source, step, arithmetic)
 
 
 def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderSettings]]:
@@ -164,13 +168,19 @@ def _make_step(
         precision=job.precision,
         clip_norm=job.train.clip_norm,
         ema=job.train.ema,
-        compile={True: "model", False: "", "blocks": "blocks"}[job.speed.compile],
-        own_kernels=bool(job.speed.kernels),
+        compile=_compiled(job, model),
+        own_kernels=bool(job.speed.kernels) and not is_sharded(model),
         graph=bool(job.speed.graph),
         recover=job.speed.recover,
         pad_to=pad_to if job.data.last_batch == "pad" else 0,
     )
     return Step(model, _make_loss(job, task, source, notify), optimizer, schedule, settings, notify)
+
+
+def _compiled(job: Job, model: nn.Module) -> str:
+    if job.speed.compile and is_sharded(model):  # weights are gathered between blocks
+        return "blocks" if repeated_blocks(model) else ""
+    return {True: "model", False: "", "blocks": "blocks"}[job.speed.compile]
 
 
 def _make_loss(job: Job, task: Task, source: ArraySource | None, notify: Callable[[str], None]) -> Loss:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.pieces import no_room
+from hotloop.train.sharded import is_sharded, shard
 from hotloop.train.world import World
 
 _CAUTIOUS_WINDOWS = 2
@@ -194,9 +195,16 @@ class Ranks:
         return found
 
 
-def spread(model: nn.Module, world: World) -> nn.Module:
-    """The model, a copy on each rank, whose gradients are averaged; as it is if there is one rank."""
+def spread(model: nn.Module, world: World, how: str, precision: str) -> nn.Module:
+    """The model for several ranks.
+
+    Args:
+        how: "ddp": a copy on each rank, whose gradients are averaged; "fsdp": its weights are divided among them.
+    """
     if world.size == 1:
+        return model
+    if how == "fsdp":
+        shard(model, world, precision)
         return model
     on_gpu = next(model.parameters()).is_cuda
     return DistributedDataParallel(
@@ -214,7 +222,7 @@ def evaluated(trained: nn.Module, averaged: nn.Module | None) -> nn.Module:
     those of batch normalisation say.
     """
     model = averaged or inner(trained)
-    if isinstance(trained, DistributedDataParallel):
+    if isinstance(trained, DistributedDataParallel) or is_sharded(trained):
         for buffer in model.buffers():
-            distributed.broadcast(buffer, group=trained.process_group, group_src=0)
+            distributed.broadcast(buffer, src=0)
     return model

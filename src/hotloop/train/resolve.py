@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
-from hotloop.core.units import count, format_seconds
+from hotloop.core.units import count, format_bytes, format_seconds
 from hotloop.data.loader import workers_for
 from hotloop.train.compiler import keep_compiled_code
 from hotloop.train.precision import choose_precision
@@ -47,11 +48,9 @@ def resolve(job: Job, machine: Machine, world: World = ALONE) -> tuple[Job, list
     auto = [
         Choice("device", device, "torch sees a GPU" if accelerated else "torch sees no GPU"),
         Choice("precision", precision, why),
-        Choice("parallel", "ddp" if world.size > 1 else "none", f"{count(world.size, 'process')} trains"),
         Choice("data.val_batch_size", 2 * data.batch_size, "twice data.batch_size: nothing is kept for backward"),
         Choice("data.workers", workers_for(machine.cpus, accelerated), f"{count(machine.cpus, 'usable processor')}"),
         Choice("speed.channels_last", accelerated, "tensor cores take it" if accelerated else "it is for GPUs"),
-        Choice("speed.graph", accelerated, "one launch a step" if accelerated else "it is for GPUs"),
         Choice("speed.kernels", accelerated, "where the model is compiled" if accelerated else "they are for GPUs"),
         Choice("speed.cudnn_benchmark", accelerated, "shapes are fixed" if accelerated else "it is for GPUs"),
         Choice(
@@ -60,6 +59,36 @@ def resolve(job: Job, machine: Machine, world: World = ALONE) -> tuple[Job, list
     ]
     ranks = job.ranks.model_copy(update={"processes": world.size})  # what there is, also where more were asked for
     return decided(job.model_copy(update={"ranks": ranks}), auto)
+
+
+def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list[Choice]]:
+    """Decide on `parallel`, and on `speed.graph` which depends on it, once the model is known."""
+    state, room = state_bytes(job, model), torch.cuda.mem_get_info()[1] if job.device == "cuda" else 0
+    fits = not room or state <= _STATE_SHARE * room
+    of = f" of the GPU's {format_bytes(room)}" if room else ""
+    why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}"
+    parallel = Choice("parallel", "ddp" if fits else "fsdp", why)
+    if world.size == 1:
+        parallel = Choice("parallel", "none", "one process trains")
+    job, taken = decided(job, [parallel])
+    graph, why = job.device == "cuda", "one launch a step" if job.device == "cuda" else "it is for GPUs"
+    if job.parallel == "fsdp" and world.size > 1:
+        graph, why = False, "weights come from other ranks"
+    job, more = decided(job, [Choice("speed.graph", graph, why)])
+    return job, [*taken, *more]
+
+
+_STATE_SHARE = 0.6
+"""Of a GPU's memory: the rest is for activations, which are not known yet."""
+_STATES = {"sgd": 1, "adagrad": 1, "rmsprop": 1}
+"""Tensors of the size of a weight that an optimizer keeps at the most; others keep two, as Adam does."""
+
+
+def state_bytes(job: Job, model: nn.Module) -> int:
+    """Memory of a model's weights and their gradients, and of what the optimizer keeps."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    learnt = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
+    return weights + learnt * (1 + _STATES.get(job.optimizer.name, 2))
 
 
 def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, list[Choice]]:

@@ -31,6 +31,7 @@ from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
+from hotloop.train.sharded import divided_model, divided_optimizer, whole
 from hotloop.train.step_input import check_device, check_scalar
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.trial import Trial, start_trial
@@ -83,7 +84,7 @@ class Step:
         self.model = model
         self.optimizer = optimizer
         self.settings = settings
-        self.number = 0
+        self.number = self._changes = 0
         self._loss = loss
         self._notify = notify
         self._device = next(model.parameters()).device
@@ -107,13 +108,11 @@ class Step:
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0
-        self._sum = torch.zeros((), device=self._device)
+        self._latest = self._sum = torch.zeros((), device=self._device)
         self._skipped = torch.zeros((), device=self._device)
-        self._latest = self._sum
         self._window: list[tuple[Any, float]] = []
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._constants = self._constants_now()
-        self._changes = 0
         self._uncompiled = self._stale = self._looked_for_breaks = False
         self._executor.captures_alone = self._ranks.several
         self._buffers = Buffers(model)
@@ -477,8 +476,8 @@ class Step:
             self._average.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
-        return {
+        """Everything that the next step depends on. Divided among ranks, all have to ask, and the first one has it."""
+        state = {
             "model": inner(self.model).state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
@@ -486,11 +485,12 @@ class Step:
             "number": self.number,
             "skipped": self.skipped,
         }
+        return whole(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()` of a step over the same model and optimizer, with this one's settings."""
-        inner(self.model).load_state_dict(state["model"])
-        self._rates.load_optimizer(state["optimizer"])
+        inner(self.model).load_state_dict(divided_model(state["model"], inner(self.model)))
+        self._rates.load_optimizer(divided_optimizer(state["optimizer"], self.optimizer))
         if state["scaler"]:  # empty if that step was not fp16
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None and state["averaged"]:

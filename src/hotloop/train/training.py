@@ -37,6 +37,7 @@ from hotloop.train.ranks import inner
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
+from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source, page_locked
 from hotloop.train.world import ALONE, World
 
@@ -289,7 +290,7 @@ class _Training:
 def weights_sha256(model: nn.Module) -> str:
     """Hash over names, shapes, types and bytes of a model's state, in order of name."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(whole(model.state_dict()).items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

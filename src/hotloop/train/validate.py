@@ -58,6 +58,8 @@ def validate(
                 if not batch.size:
                     continue
                 totals, found = look.at(batch, pieces, notify)
+                if not source.settings.counted(batch.number, len(source.dataset)):
+                    continue
                 for name, total in totals.items():
                     sums[name] = sums.get(name, torch.zeros(())) + total
                 samples += batch.size

@@ -132,16 +132,35 @@ def check_share(job: Job, processes: int) -> None:
         )
 
 
+def check_shardable(job: Job) -> None:
+    """Raise InputError if a job asks for what divided weights do not go with."""
+    obstacles = [
+        (f'precision = "{job.precision}"', job.precision in ("fp16", "float8"), "precision=bf16"),
+        (f"train.ema = {job.train.ema}", job.train.ema > 0, "train.ema=0"),
+        ("speed.graph = true", job.speed.graph is True, "speed.graph=auto"),
+    ]
+    for setting, given, other in obstacles:
+        if given:
+            raise InputError(
+                f'{setting} does not go with parallel = "fsdp"',
+                "weights are divided among the ranks, and gathered while the model computes",
+                f"--set {other}, or --set parallel=ddp",
+            )
+
+
 def processes_for(job: Job) -> int:
     """How many processes of this machine train a job together.
 
     Raises:
-        InputError: there are not as many GPUs as it asks for, or not as many samples in a batch.
+        InputError: there are not as many GPUs as it asks for, not as many samples in a batch, or settings do not go
+            with each other.
     """
     gpus = torch.cuda.device_count() if job.device != "cpu" else 0
     asked = job.ranks.processes
     if job.parallel == "none":
         return 1
+    if job.parallel == "fsdp":
+        check_shardable(job)
     if asked == "auto":
         return max(1, min(gpus, job.data.batch_size))
     check_share(job, asked)

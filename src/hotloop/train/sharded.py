@@ -1,0 +1,84 @@
+"""Models whose weights, gradients and optimizer's states are divided among ranks (FSDP2); their states, whole."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from hotloop.train.blocks import repeated_blocks
+from hotloop.train.world import World
+
+
+def shard(model: nn.Module, world: World, precision: str) -> None:
+    """Divide a model's weights among all ranks, in place.
+
+    A block's weights are gathered before it computes, those of the next one meanwhile, and given up after it; in bf16
+    if the training is, with the gradients added up in float32.
+    """
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (world.size,))
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for block in repeated_blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether its weights are divided among ranks."""
+    return isinstance(model, FSDPModule)
+
+
+def local(parameter: Tensor) -> Tensor:
+    """What this rank has of a tensor that may be divided."""
+    part: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return part
+
+
+def whole(state: dict[str, Any]) -> dict[str, Any]:
+    """The same with each divided tensor in one piece: on the first rank's host, an empty one on the others.
+
+    All ranks have to ask for it. One tensor at a time is gathered on the device.
+    """
+
+    def gathered(tensor: DTensor) -> Tensor:
+        full = tensor.full_tensor()
+        return full.cpu() if distributed.get_rank() == 0 else torch.empty(0)
+
+    found: dict[str, Any] = tree_map_only(DTensor, gathered, state)
+    return found
+
+
+def divided_model(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A whole state of a model, as this rank of a divided one has it. Every rank has it whole; nothing is sent."""
+    own = model.state_dict()
+    return {name: _like(own.get(name), tensor) for name, tensor in state.items()}
+
+
+def divided_optimizer(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The same for an optimizer."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    remembered = {
+        number: {
+            name: _like(parameters[number], value) if _belongs(value, parameters[number]) else value
+            for name, value in own.items()
+        }
+        for number, own in state["state"].items()
+    }
+    return {**state, "state": remembered}
+
+
+def _belongs(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0
+
+
+def _like(own: Tensor | None, full: Tensor) -> Tensor:
+    if not isinstance(own, DTensor):
+        return full
+    tensor: Tensor = distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+    return tensor
