@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -35,20 +36,21 @@ class Chunk:
     trouble: str = ""
 
 
-def _end_with_parent() -> None:
-    """A training that nobody waits for any more ends, whatever has ended us."""
+def _begin_child(heard: Set[int]) -> None:
+    """A training that nobody waits for any more ends, whatever has ended us; and it hears signals."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Ctrl-C and a scheduler's signals come afterwards."""
+def signals_held() -> Iterator[Set[int]]:
+    """Ctrl-C and a scheduler's signals come afterwards. Gives those that were held before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
-        yield
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -71,10 +73,11 @@ class Running:
         self._folder = folder
         self._output: IO[bytes] = (folder / "output").open("w+b")
         (folder / "input").write_bytes(content)
-        with (folder / "input").open("rb") as read:
+        # A Ctrl-C while Python forks is lost: it ignores what its hooks around a fork raise.
+        with (folder / "input").open("rb") as read, signals_held() as before:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own command, or ours
                 command, env={**environment}, stdin=read, stdout=self._output, stderr=self._output,
-                start_new_session=True, preexec_fn=_end_with_parent,
+                start_new_session=True, preexec_fn=partial(_begin_child, before),
             )  # fmt: skip
 
     def __enter__(self) -> "Running":
