@@ -13,6 +13,7 @@ from pictures import write_image
 from tiny import Rotated
 
 from hotloop import HotloopError, InputError, Run, train_job
+from hotloop.core.history import History, read_history
 from hotloop.core.job import Job, parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
@@ -492,3 +493,15 @@ def test_layers_that_a_task_froze_stay_frozen_through_validation(make_images: Ma
         run(small(make_images(), tmp_path / "run"))
     assert seen
     assert not any(seen)
+
+
+def test_a_run_learns_how_often_it_is_interrupted(make_images: Make, tmp_path: Path) -> None:
+    job = small(make_images(), tmp_path / "run", log__every=1)
+    done, _ = run(job, stop_at(2))
+    assert read_history(done.starts_file) == History()
+    run(job)
+    history = read_history(done.starts_file)
+    assert history.interruptions == 1
+    assert 0 < history.seconds < 600
+    run(small(tmp_path / "images", tmp_path / "run", log__every=1, train__epochs=3))
+    assert read_history(done.starts_file).interruptions == 1, "a run that is made longer was not interrupted"

@@ -230,7 +230,7 @@ class CheckpointSection(Section):
     )
     keep: PositiveInt = Field(2, description="how many of the newest checkpoints stay")
     interruption: IntervalText = Field(
-        Interval(4 * 3600, "seconds"), description="expected time between interruptions, for auto"
+        Interval(4 * 3600, "seconds"), description="expected between two of them, for auto, before the run has had any"
     )
 
 

@@ -4,6 +4,7 @@
 runs/digits-20261121-093000/
   job.toml        the job as resolved
   machine.json    the machine as plain data
+  starts.jsonl    one line a start, and how the one before it ended
   metrics.jsonl   one line a logged step, epoch, validation and save
   events/         TensorBoard
   checkpoints/    step-00000120/ and so on
@@ -18,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any, Literal
 
 from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.files import write_atomic
+from hotloop.core.history import History, note_start, read_history
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 
@@ -107,6 +109,10 @@ class Run:
         return self.directory / "metrics.jsonl"
 
     @property
+    def starts_file(self) -> Path:
+        return self.directory / "starts.jsonl"
+
+    @property
     def result_file(self) -> Path:
         return self.directory / "result.json"
 
@@ -129,6 +135,14 @@ class Run:
     @property
     def name(self) -> str:
         return self.directory.name
+
+    def note_start(self, now: float) -> History:
+        """Note a start, in seconds since 1970, and say how often the run has been interrupted before."""
+        written = self.metrics_file.stat().st_mtime if self.metrics_file.exists() else None
+        result = self.result()
+        with suppress(OSError):  # a full disk stops the run where something is lost by it
+            note_start(self.starts_file, now, written, result is None or result.status == "preempted")
+        return read_history(self.starts_file)
 
     def write_start(self, job: Job, machine: Machine) -> None:
         """Keep the job as resolved and the machine; an older result is about an earlier part of the run: remove it."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hotloop.core.errors import NonFiniteLoss
+from hotloop.core.history import History
 from hotloop.core.job import Job
 from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
@@ -49,6 +50,7 @@ class Parts:
         arithmetic: what its speed is measured against.
         world: the processes that train together; the first one writes and tells.
         heart: shows what this one is at.
+        history: of the run's earlier starts; the first rank's alone is asked.
     """
 
     job: Job
@@ -63,6 +65,7 @@ class Parts:
     arithmetic: Arithmetic
     world: World = ALONE
     heart: Heart = field(default_factory=lambda: Heart(ALONE))
+    history: History = field(default_factory=History)
 
 
 class Loop:
@@ -83,7 +86,8 @@ class Loop:
         self._job = job
         self._device = torch.device(job.device)
         self._checkpointer = Checkpointer(parts.run.checkpoints, job.checkpoint.keep)
-        self._saves = SaveSchedule(job.checkpoint.every, job.checkpoint.interruption.amount)
+        expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)
+        self._saves = SaveSchedule(job.checkpoint.every, expected)
         self._losses = Losses(parts.step.losses, parts.train.dataset)
         self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
         self._prepares_apart = not prepares_in_step(parts.task)
@@ -140,6 +144,8 @@ class Loop:
     def _decided(self) -> Wishes:
         """What is done after this step: what steps decide at once, what clocks and signals do once all ranks agree."""
         log, save = self._log_is_due(), self._saves.due(self.progress.step, finished_epochs=None)
+        if self._world.size == 1:
+            return Wishes(bool(self._parts.preemption.requested), log, save)
         timed_log, timed_save = self._job.log.every == "auto" and not self._losses.full, self._saves.by_clock
         first = self._world.first
         wish = Wishes(

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -182,6 +183,8 @@ class _Training:
             epochs = count(progress.epoch, "epoch")
             parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")
             return before
+        if parts.world.first:
+            parts = replace(parts, history=parts.run.note_start(time.time()))
         loop = Loop(parts, progress)
         resumed_from = str(loaded.path) if loaded else ""
         try:
