@@ -89,24 +89,42 @@ PIPELINES = """
 import tensorflow as tf
 from hotloop.accelerate.tensorflow_data import Pipelines
 
-for room in (0, 799, 800):
+Range = tf.data.Dataset.range
+size = 100 * (8 + 256)
+
+def in_turn(x):  # the first of each eight takes longest
+    return tf.while_loop(lambda i, y: i < (8 - x % 8) * 3000, lambda i, y: (i + 1, y), (tf.constant(0, tf.int64), x))[1]
+
+for room in (0, size - 1, size):
     pipelines = Pipelines(tf, True, room)
     pipelines.install()
-    data = tf.data.Dataset.range(100).map(lambda x: x + 1)
-    unknown = tf.data.Dataset.range(100).filter(lambda x: x > 3).map(lambda x: x + 1)
-    sequential = tf.data.Dataset.range(100).map(lambda x: x + 1, num_parallel_calls=1)
+    data = Range(100).map(map_func=lambda x: x + 1)
+    unknown = Range(100).filter(lambda x: x > 3).map(lambda x: x + 1)
+    sequential = Range(100).map(lambda x: x + 1, num_parallel_calls=1)
+    nested = Range(3).flat_map(lambda x: Range(3).map(lambda y: x + y))
+    loose = tf.data.Options()
+    loose.deterministic = False
+    ordered = Range(24).repeat().map(in_turn).take(24).with_options(loose)
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    looked_up = Range(2).map(lambda x: tf.reshape(table.lookup(x), []))
+    before = list(looked_up.as_numpy_iterator())
+    table.insert(Range(2).batch(2).get_single_element(), [5, 6])
+    assert (before, list(looked_up.as_numpy_iterator())) == ([-1, -1], [5, 6])
     assert list(data.as_numpy_iterator()) == list(range(1, 101))
+    assert list(ordered.as_numpy_iterator()) == list(range(24))
+    assert list(nested.as_numpy_iterator()) == [0, 1, 2, 1, 2, 3, 2, 3, 4]
     assert len(list(unknown)) == 96
     pipelines.remove()
-    print(pipelines.mapped, pipelines.cached, pipelines.cache_bytes)
+    print(pipelines.mapped, pipelines.left, pipelines.cached, pipelines.cache_bytes == room % size)
 policies = [tf.keras.mixed_precision.Policy(name).compute_dtype for name in ("mixed_bfloat16", "mixed_float16")]
 print(policies)
 """
 
 
-def test_what_has_no_room_or_no_known_size_is_not_kept(tmp_path: Path) -> None:
+def test_elements_and_their_order_stay_and_only_what_has_room_is_kept(tmp_path: Path) -> None:
     (tmp_path / "pipelines.py").write_text(PIPELINES)
-    assert called(tmp_path, "pipelines.py").splitlines() == ["2 0 0", "2 0 799", "2 1 0", "['bfloat16', 'float16']"]
+    found = called(tmp_path, "pipelines.py").splitlines()
+    assert found == ["3 1 0 True", "3 1 0 True", "3 1 1 True", "['bfloat16', 'float16']"]
 
 
 def test_sixteen_bits_are_those_that_the_card_has() -> None:

@@ -33,7 +33,7 @@ KINDS = (
     Kind("cudnn_autotune", EXACT, "cuDNN's fastest algorithm for each convolution"),
     Kind("zero_grad", EXACT, "gradients are dropped instead of being filled with zeros"),
     Kind("memory_growth", EXACT, "TensorFlow: the GPU's memory is taken as it is needed", "tensorflow"),
-    Kind("tf_data", EXACT, "TensorFlow: datasets mapped in parallel and fetched ahead", "tensorflow"),
+    Kind("tf_data", EXACT, "TensorFlow: datasets mapped in parallel", "tensorflow"),
     Kind("tf_cache", EXACT, "TensorFlow: datasets that are the same in each pass kept in memory", "tensorflow"),
     Kind("tf32", FAST, "float32 matrix products on tensor cores"),
     Kind("channels_last", FAST, "convolutions in the layout that tensor cores want"),

@@ -1,17 +1,19 @@
-"""tf.data pipelines of a script: mapped in parallel, kept in memory, and fetched ahead, with the same elements in the
-same order.
-"""
+"""tf.data pipelines of a script: mapped in parallel and kept in memory, with the same elements in the same order."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
 from math import prod
 from typing import Any
 
+import numpy
+
 from hotloop.attach.patches import Patches
 
 _HARMLESS = {
-    "Assert", "Case", "If", "LookupTableFindV2", "LookupTableSizeV2", "PartitionedCall", "StatefulPartitionedCall",
-    "While",
+    "Assert", "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While",
 }  # fmt: skip
 """Operations that count as stateful, and change nothing: what they call is looked at as well."""
 _FIXED = {
@@ -21,24 +23,27 @@ _FIXED = {
 """Kinds of datasets that have the same elements in each pass, if what they map draws nothing."""
 
 
+_TENSOR_BYTES = 256
+"""That a cached tensor takes besides its values: 175 to 255 were seen for single numbers."""
+
+
 class Pipelines:
-    """Changes what a script's datasets do when they are made and iterated over.
+    """Changes what a script's datasets do when they are made outside of functions.
 
     Args:
         tf: the module tensorflow.
-        parallel: whether to map in parallel and fetch ahead.
+        parallel: whether to map in parallel.
         cache_bytes: of memory that all caches together may take; 0: nothing is kept.
 
     Attributes:
         mapped: maps that run in parallel.
         left: maps that draw random numbers or run Python, where the order of calls matters.
-        fetched: passes that are fetched ahead.
         cached: datasets that are kept.
         cache_bytes: that are left.
     """
 
     def __init__(self, tf: Any, parallel: bool, cache_bytes: int) -> None:
-        self.mapped = self.left = self.fetched = self.cached = 0
+        self.mapped = self.left = self.cached = 0
         self.cache_bytes = cache_bytes
         self._tf = tf
         self._parallel = parallel
@@ -46,37 +51,35 @@ class Pipelines:
 
     def install(self) -> None:
         self._patches.replace(self._tf.data.Dataset, "map", self._map)
-        if self._parallel:
-            self._patches.replace(self._tf.data.Dataset, "__iter__", self._iter)
 
     def remove(self) -> None:
         """Datasets that are made from now on are the script's own."""
         self._patches.undo()
 
     def _map(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def mapped(dataset: Any, function: Any, num_parallel_calls: Any = None, *rest: Any, **named: Any) -> Any:
+        @wraps(original)
+        def mapped(dataset: Any, map_func: Any, num_parallel_calls: Any = None, *rest: Any, **named: Any) -> Any:
+            made = original(dataset, map_func, num_parallel_calls, *rest, **named)
             own = num_parallel_calls is not None or rest or named or not self._parallel
-            size = getattr(dataset, "_hotloop_bytes", 0)
-            source = dataset._input_dataset if size else dataset  # what is mapped again is kept behind that map only
-            made = original(source, function, num_parallel_calls if own else self._tf.data.AUTOTUNE, *rest, **named)
+            if not self._tf.executing_eagerly():
+                return made
             if _draws(made):
                 self.left += not own
-                return original(dataset, function, num_parallel_calls, *rest, **named) if size or not own else made
-            self.mapped += not own
-            self.cache_bytes += size
-            self.cached -= bool(size)
+                return made
+            kept = getattr(dataset, "_hotloop_kept", False)
+            source = dataset._input_dataset if kept else dataset  # what is mapped again is kept behind that map only
+            if not own:
+                self.mapped += 1
+                with _draws_put_back():
+                    made = original(source, map_func, self._tf.data.AUTOTUNE, deterministic=True)
+            elif kept:
+                with _draws_put_back():
+                    made = original(source, map_func, num_parallel_calls, *rest, **named)
+            self.cached -= kept
             return self._kept(made)
 
-        return mapped
-
-    def _iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def iterated(dataset: Any) -> Any:
-            if _kind(dataset) == "Prefetch":
-                return original(dataset)
-            self.fetched += 1
-            return original(dataset.prefetch(self._tf.data.AUTOTUNE))
-
-        return iterated
+        converted: Callable[..., Any] = self._tf.autograph.experimental.do_not_convert(mapped)
+        return converted
 
     def _kept(self, made: Any) -> Any:
         """With a cache behind it, if its elements are always the same and there is room for them."""
@@ -84,7 +87,7 @@ class Pipelines:
         if not 0 < size <= self.cache_bytes:
             return made
         kept = made.cache()
-        kept._hotloop_bytes = size
+        kept._hotloop_kept = True
         self.cache_bytes -= size
         self.cached += 1
         return kept
@@ -97,7 +100,18 @@ class Pipelines:
             return 0
         if any(spec.dtype in (tf.string, tf.variant, tf.resource) for spec in specs):
             return 0
-        return sum(elements * prod(spec.shape) * int(spec.dtype.size) for spec in specs)
+        return sum(elements * (_TENSOR_BYTES + prod(spec.shape) * int(spec.dtype.size)) for spec in specs)
+
+
+@contextmanager
+def _draws_put_back() -> Iterator[None]:
+    """A function is traced a second time: what its Python draws then is not drawn from the script's numbers."""
+    python, arrays = random.getstate(), numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(arrays)
 
 
 def _kind(dataset: Any) -> str:

@@ -12,6 +12,7 @@ from hotloop.accelerate.plan import Plan, kind_of
 from hotloop.accelerate.tensorflow_data import Pipelines
 from hotloop.accelerate.termination import save_on_sigterm
 from hotloop.attach.inside import Attachment
+from hotloop.core.machine import usable_memory_bytes
 from hotloop.core.speedup import ON, UNFIT, Acceleration
 from hotloop.core.units import count
 
@@ -43,11 +44,13 @@ class TensorFlowRunner:
         self._pipelines = Pipelines(tf, "tf_data" in plan.names, int(_CACHE_SHARE * free_bytes()) if caches else 0)
 
     def start(self) -> None:
-        gpus = self._tf.config.list_physical_devices("GPU")
-        if "memory_growth" in self._names:
-            self._tell("memory_growth", grow_memory(self._tf, gpus), len(gpus))
+        if (
+            "memory_growth" in self._names
+        ):  # TensorFlow reads it when it first uses a GPU; asking for one would be a use
+            os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         if "mixed_float16" in self._names:
-            self._tell("mixed_float16", mix_precision(self._tf, gpus), 1)
+            unfit = mix_precision(self._tf, self._tf.config.list_physical_devices("GPU"))
+            self._tell("mixed_float16", unfit, 1)
         self._pipelines.install()
         save_on_sigterm()
         atexit.register(self._leave)
@@ -60,10 +63,13 @@ class TensorFlowRunner:
     def _leave(self) -> None:
         if os.getpid() != self._process:
             return
-        done = self._pipelines
+        done, gpus = self._pipelines, self._tf.config.list_physical_devices("GPU")
+        if "memory_growth" in self._names:
+            self._tell("memory_growth", "" if gpus else "there is no GPU", len(gpus))
         if "tf_data" in self._names:
-            nothing = "" if done.mapped or done.fetched else "no dataset was mapped or iterated over"
-            self._tell("tf_data", nothing, done.mapped + done.fetched)
+            self._tell(
+                "tf_data", "" if done.mapped else "no dataset is mapped in the order of its elements", done.mapped
+            )
         if "tf_cache" in self._names:
             nothing = "" if done.cached else "no dataset is the same in each pass, of known size, and small enough"
             self._tell("tf_cache", nothing, done.cached)
@@ -71,24 +77,12 @@ class TensorFlowRunner:
         if done.left:
             notes.append(f"{count(done.left, 'map')} of random numbers or Python: called in order, as before")
         found = {
-            "device": "cuda" if self._tf.config.list_physical_devices("GPU") else "cpu",
+            "device": "cuda" if gpus else "cpu",
             "steps": 0,
             "accelerations": [asdict(one) for one in self._told],
             "notes": notes,
         }
         (self._folder / f"speedup-tensorflow-{self._process}.json").write_text(json.dumps(found))
-
-
-def grow_memory(tf: Any, gpus: list[Any]) -> str:
-    """Take the GPU's memory as it is needed, not all at the start. Returns why that is not done; empty if it is."""
-    if not gpus:
-        return "there is no GPU"
-    try:
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-    except RuntimeError as error:  # it has been used already
-        return str(error).splitlines()[0]
-    return ""
 
 
 def mix_precision(tf: Any, gpus: list[Any]) -> str:
@@ -109,6 +103,6 @@ def policy_for(capability: tuple[int, int]) -> str:
 
 
 def free_bytes() -> int:
-    """Memory of the host that is free."""
+    """Memory of the host that is free, and that this container may use."""
     found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    return 1024 * int(found[1]) if found else 0
+    return min(1024 * int(found[1]) if found else 0, usable_memory_bytes())

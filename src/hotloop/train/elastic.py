@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,10 +109,16 @@ class _Attempt:
         with _environment(self._folder, self._number, self._restart):
             agent.start()
             hung = ""
-            while agent.is_alive():
-                agent.join(_LOOK_SECONDS)
-                if not hung and (hung := self._watch.hung()):
-                    self._watch.end_all()
+            try:
+                while agent.is_alive():
+                    agent.join(_LOOK_SECONDS)
+                    if not hung and (hung := self._watch.hung()):
+                        _kill_ranks(self._folder)
+            except BaseException:  # a second Ctrl-C
+                while agent.is_alive():
+                    _kill_ranks(self._folder)
+                    agent.join(_LOOK_SECONDS)
+                raise
         if hung:
             raise HotloopError(hung, self._watch.report, "mend what the stacks show, and start the same command again")
         if self._error:
@@ -126,7 +132,7 @@ class _Attempt:
             logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "logs")), local_addr="localhost",
         )  # fmt: skip
         try:
-            elastic_launch(config, sys.executable)("-m", *command)
+            elastic_launch(config, sys.executable)("-P", "-m", *command)  # the job's folder comes last in the path
         except ChildFailedError as error:
             rank, first = error.get_first_failure()
             number = -first.exitcode
@@ -134,6 +140,16 @@ class _Attempt:
             self._lost = Lost(f"rank {rank} {how}", killed=number > 0)
         except BaseException as error:
             self._error = error
+
+
+def _kill_ranks(folder: Path) -> None:
+    """Those that have not begun to show signs of life too; what hangs hears nothing else."""
+    mark = f"{FOLDER}={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_child = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
+            if is_child and mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:
@@ -165,7 +181,8 @@ def _stopped_by_signals(file: Path) -> Iterator[None]:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

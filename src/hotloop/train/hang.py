@@ -69,12 +69,6 @@ class Watch:
         time.sleep(_STACKS_SECONDS)  # they are written by a signal handler, which says nothing when it is done
         return {rank: stacks_file(self._folder, rank).read_text() for rank in beats}
 
-    def end_all(self) -> None:
-        """End the ranks; what hangs hears nothing else."""
-        for beat in self.beats().values():
-            with suppress(ProcessLookupError):
-                os.kill(beat.pid, signal.SIGKILL)
-
 
 def _words(beat: Heartbeat) -> str:
     return f"{beat.phase} after {count(beat.step, 'step')}"

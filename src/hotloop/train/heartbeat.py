@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +72,8 @@ class Heart:
 
     def _run(self) -> None:
         while not self._end.wait(_SECONDS):
-            self._write()
+            with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
+                self._write()
 
     def _write(self) -> None:
         file = heartbeat_file(Path(self._world.folder), self._world.rank)

@@ -191,7 +191,8 @@ class Loop:
 
     def _prepare(self, batch: DeviceBatch) -> Tensors:
         """Apart from the step, as it draws random numbers on the host, which must depend on the batch alone."""
-        with drawn_from(batch_seed(self._job.seed, batch.epoch, batch.number)):
+        number = batch.number + (self._world.rank << 32)  # ranks have other samples of it, and draw for those
+        with drawn_from(batch_seed(self._job.seed, batch.epoch, number)):
             return self._parts.task.prepare(self._parts.train.expand(batch.tensors), training=True)
 
     def _log_is_due(self) -> bool:
@@ -282,6 +283,7 @@ class Loop:
         state = self._state()
         if self._world.first:
             path = self._checkpointer.save(state, self.progress.step, self.progress.epoch)
+            self._world.note("saved", str(path))
             seconds = time.perf_counter() - started
             self._saves.saved(seconds)
             self._parts.observer.on(Saved(self.progress, str(path), seconds))

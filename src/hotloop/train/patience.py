@@ -20,15 +20,18 @@ class Patience:
     Args:
         requested: whether the run is to stop.
         notify: told what is waited for.
+        alone: stop at once when asked to; otherwise only after half a minute, as most batches come by then, after which
+            all ranks stop together and save.
     """
 
-    def __init__(self, requested: Callable[[], bool], notify: Callable[[str], None]) -> None:
+    def __init__(self, requested: Callable[[], bool], notify: Callable[[str], None], *, alone: bool = True) -> None:
         self._requested = requested
         self._notify = notify
+        self._least_seconds = 0.0 if alone else _WARN_SECONDS
         self._told = 0.0
 
     def __call__(self, seconds: float, names: list[str]) -> None:
-        if self._requested():
+        if seconds >= self._least_seconds and self._requested():
             raise StopRequested
         if seconds < self._told:  # another wait
             self._told = 0.0

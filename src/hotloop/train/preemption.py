@@ -1,9 +1,11 @@
 """Notice that the end is near: signals and a thread that watches set a flag, the loop looks at it between steps."""
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -13,7 +15,7 @@ from hotloop.train.notices import Look, looks
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
-_RANKS_SECONDS = 0.2
+_RANKS_SECONDS, _GRACE_SECONDS = 0.2, 1.0
 
 
 class Preemption:
@@ -32,7 +34,7 @@ class Preemption:
         every_seconds: between two looks. A look takes a millisecond, in a thread of its own.
         warn: told once if the service does not answer.
         ranks_folder: of a rank that `hotloop train` has started: a file "stop" in it, which holds the reason, is the
-            notice. Signals other than SIGUSR1 then mean to end at once: what starts ranks ends all when one is lost.
+            notice. SIGTERM without such a file means to end at once: what starts ranks ends all when one is lost.
 
     Raises:
         InputError: there is no such cloud.
@@ -47,10 +49,13 @@ class Preemption:
         self._looks = looks(cloud, address, file)
         self._signals: tuple[signal.Signals, ...] = _SIGNALS
         self._every_seconds = every_seconds
+        self._is_rank, self._told = False, 0.0
+        self._heard: tuple[int, int] | None = None
         if ranks_folder:
             seldom = {name: _seldom(look, every_seconds) for name, look in self._looks.items()}
             self._looks = {"stop": partial(_read, Path(ranks_folder) / "stop"), **seldom}
-            self._signals = (signal.SIGUSR1,)
+            self._signals = (signal.SIGUSR1, signal.SIGTERM)
+            self._is_rank = True
             self._every_seconds = min(every_seconds, _RANKS_SECONDS)
         self._warn = warn
         self._end = threading.Event()
@@ -66,6 +71,9 @@ class Preemption:
             for number in self._signals:
                 if number != signal.SIGUSR1 or signal.getsignal(number) is signal.SIG_DFL:
                     self._previous[number] = signal.signal(number, self._notice)
+            if self._is_rank:  # written to when a signal comes, also while the main thread waits for other ranks
+                self._heard = os.pipe2(os.O_NONBLOCK)
+                signal.set_wakeup_fd(self._heard[1], warn_on_full_buffer=False)
         if self._looks:
             self._end.clear()
             arguments = (self._looks,)
@@ -80,8 +88,15 @@ class Preemption:
         if self._watcher:
             self._end.set()
             self._watcher.join()
+        if self._heard:
+            signal.set_wakeup_fd(-1)
+            for descriptor in self._heard:
+                os.close(descriptor)
+            self._heard = None
 
     def _notice(self, number: int, frame: FrameType | None) -> None:
+        if self._is_rank and number == signal.SIGTERM:
+            return  # see _end_if_told
         self._reason = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,8 +111,20 @@ class Preemption:
                     if name not in silent:
                         self._warn(f"no notice of preemption can come from {name}: {error}")
                     silent.add(name)
+            if self._heard and not self._reason:
+                self._end_if_told(self._heard[0])
             if self._end.wait(self._every_seconds):
                 return
+
+    def _end_if_told(self, heard: int) -> None:
+        """SIGTERM that comes to all processes of a container is a notice, as the one that has started this rank says;
+        from that one alone, it is the end.
+        """
+        with suppress(BlockingIOError):
+            if signal.SIGTERM in os.read(heard, 64):
+                self._told = self._told or time.monotonic()
+        if self._told and time.monotonic() - self._told > _GRACE_SECONDS:
+            os._exit(128 + signal.SIGTERM)
 
 
 def _seldom(look: Look, every_seconds: float) -> Look:

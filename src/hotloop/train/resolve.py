@@ -14,6 +14,7 @@ from hotloop.core.units import count, format_bytes, format_seconds
 from hotloop.data.loader import workers_for
 from hotloop.train.compiler import keep_compiled_code
 from hotloop.train.precision import choose_precision
+from hotloop.train.sharded import divisible
 from hotloop.train.world import ALONE, World
 
 
@@ -64,7 +65,8 @@ def resolve(job: Job, machine: Machine, world: World = ALONE) -> tuple[Job, list
 def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list[Choice]]:
     """Decide on `parallel`, and on `speed.graph` which depends on it, once the model is known."""
     state, room = state_bytes(job, model), torch.cuda.mem_get_info()[1] if job.device == "cuda" else 0
-    fits = not room or state <= _STATE_SHARE * room
+    room = min(world.gathered(room))  # cards may differ, and all ranks have to do the same
+    fits = not room or state <= _STATE_SHARE * room or not divisible(model)
     of = f" of the GPU's {format_bytes(room)}" if room else ""
     why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}"
     parallel = Choice("parallel", "ddp" if fits else "fsdp", why)

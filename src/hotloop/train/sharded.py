@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from hotloop.core.errors import InputError
 from hotloop.train.blocks import repeated_blocks
 from hotloop.train.world import World
 
@@ -20,13 +21,27 @@ def shard(model: nn.Module, world: World, precision: str) -> None:
     A block's weights are gathered before it computes, those of the next one meanwhile, and given up after it; in bf16
     if the training is, with the gradients added up in float32.
     """
+    if not divisible(model):
+        raise InputError(
+            'parallel = "fsdp": the model has weights without a dimension',
+            "they cannot be divided",
+            "--set parallel=ddp",
+        )
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (world.size,))
     dtype = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for module in model.modules():
+        if dtype and isinstance(module, nn.modules.batchnorm._BatchNorm):  # with running statistics in float32
+            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def divisible(model: nn.Module) -> bool:
+    """Whether FSDP2 takes its weights."""
+    return all(parameter.ndim for parameter in model.parameters())
 
 
 def is_sharded(model: nn.Module) -> bool:

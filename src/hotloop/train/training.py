@@ -29,7 +29,7 @@ from hotloop.train.examples import write_examples
 from hotloop.train.heartbeat import Heart
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
-from hotloop.train.patience import Patience
+from hotloop.train.patience import Patience, StopRequested
 from hotloop.train.preemption import Preemption
 from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
@@ -40,7 +40,7 @@ from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source, page_locked
-from hotloop.train.world import ALONE, World
+from hotloop.train.world import ALONE, World, peer_lost
 
 
 def train_job(
@@ -71,7 +71,8 @@ def train_job(
         stack.callback(observer.close)
         heart = stack.enter_context(Heart(world))
         if begun := world.noted("run"):  # ranks that were started again
-            job, resume = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})}), "auto"
+            job = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})})
+            resume = "auto" if resume == "never" or world.noted("saved") else resume
         asked = job.preemption
         watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder)
         preemption = stack.enter_context(watching)
@@ -81,7 +82,7 @@ def train_job(
             named = named_checkpoint(Path(resume), observer.warn)
         if resume == "never" and world.first and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
-        patience = Patience(lambda: bool(preemption.requested), observer.warn)
+        patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
         ready, decoding = _with_decoder(ready, stack, observer.warn)
         train, val = _sources(ready, decoding, stack, patience)
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
@@ -194,9 +195,13 @@ class _Training:
             if loaded:
                 self._restore_random_state(loaded)
             finished = loop.run()
+        except StopRequested:  # of one of several ranks, while the others wait for it: nothing more can be saved
+            self._end(self._result(loop, "preempted", resumed_from), loop)
+            raise
         except Exception as error:
             failure = self._failure(error)
-            self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop)
+            if parts.world.size == 1 or not peer_lost(error):  # then that rank's end is what counts
+                self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop)
             raise failure from error
         loop.memory.mark("end")
         result = self._result(loop, "finished" if finished else "preempted", resumed_from)
@@ -242,7 +247,7 @@ class _Training:
         fed = DataSpeed() if status == "failed" else loop.data_meter.speed(self.parts.job)
         return Result(
             status=status,
-            stopped_by=self.parts.preemption.requested if status == "preempted" else "",
+            stopped_by=self._stopped_by() if status == "preempted" else "",
             name=self.parts.run.name,
             metrics=progress.metrics,
             epochs=progress.epoch,
@@ -269,6 +274,11 @@ class _Training:
             error=error,
             memory={name: asdict(report) for name, report in loop.memory.reports},
         )
+
+    def _stopped_by(self) -> str:
+        """Ranks stop together, and one of them may have heard of the reason before this one."""
+        parts = self.parts
+        return parts.preemption.requested or parts.world.noted("stop") or "another rank's notice"
 
     def _failure(self, error: Exception) -> Exception:
         """A failed write in words; other errors as they are."""

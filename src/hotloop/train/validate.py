@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hotloop.core.errors import HotloopError
 from hotloop.tasks.task import Example, Task
 from hotloop.train.compiler import without_compiler
 from hotloop.train.patience import StopRequested
-from hotloop.train.pieces import Pieces, cut, release
+from hotloop.train.pieces import Pieces, cut, no_room, release
 from hotloop.train.ranks import evaluated
+from hotloop.train.sharded import is_sharded
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 from hotloop.train.world import ALONE, World
@@ -56,6 +58,8 @@ def validate(
                 if stop():
                     raise StopRequested
                 if not batch.size:
+                    if is_sharded(model):
+                        raise _all_damaged(source, batch.number)
                     continue
                 totals, found = look.at(batch, pieces, notify)
                 if not source.settings.counted(batch.number, len(source.dataset)):
@@ -69,6 +73,15 @@ def validate(
         for module, mode in training:  # not model.train(): a task may keep some of its layers in evaluation
             module.training = mode
     return _means(world.gathered(({name: float(total) for name, total in sums.items()}, samples)))
+
+
+def _all_damaged(source: Source, number: int) -> HotloopError:
+    """The other ranks wait for this one's weights."""
+    return HotloopError(
+        f"no sample of this rank's part of validation batch {number} can be read",
+        "; ".join(f"{name}: {reason}" for name, reason in list(source.damages.items())[:4]),
+        "hotloop data check FOLDER, or a larger data.val_batch_size",
+    )
 
 
 def _means(parts: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
@@ -97,6 +110,8 @@ class _Look:
                 return self._in_pieces(batch, pieces.of(batch.tensors))
             except torch.OutOfMemoryError as error:
                 message = str(error)
+                if is_sharded(self.model):  # other ranks compute the same pieces at the same time
+                    raise no_room("validation with divided weights does not", message) from error
                 release(error)
             pieces.halve(batch.tensors, message)
             notify(f"out of memory in validation; each batch is now looked at in {pieces.count} pieces")

@@ -132,11 +132,17 @@ def check_share(job: Job, processes: int) -> None:
         )
 
 
+_WHOLE_ONLY = ("adafactor", "rprop", "lbfgs", "sparseadam", "muon")
+"""Optimizers that do not work on parts of weights."""
+
+
 def check_shardable(job: Job) -> None:
     """Raise InputError if a job asks for what divided weights do not go with."""
     obstacles = [
         (f'precision = "{job.precision}"', job.precision in ("fp16", "float8"), "precision=bf16"),
         (f"train.ema = {job.train.ema}", job.train.ema > 0, "train.ema=0"),
+        (f"model.keep_fp32 = {job.model.keep_fp32}", bool(job.model.keep_fp32), "model.keep_fp32=[]"),
+        (f'optimizer.name = "{job.optimizer.name}"', job.optimizer.name in _WHOLE_ONLY, "optimizer.name=adamw"),
         ("speed.graph = true", job.speed.graph is True, "speed.graph=auto"),
     ]
     for setting, given, other in obstacles:
