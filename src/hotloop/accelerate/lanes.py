@@ -207,7 +207,8 @@ class Lane(LaneOfIndices):
             self.iterator._pin_memory_thread.join(_LEAVE_SECONDS)
         self.iterator._workers_done_event.set()
         for queue in self.iterator._index_queues:
-            queue.put(None)
+            if getattr(queue, "_thread", None) is not None:  # `put` would start one
+                queue.put(None)
         for worker in self.iterator._workers:
             worker.join(max(0.0, until - time.monotonic()))
             worker.terminate()
