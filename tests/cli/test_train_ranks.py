@@ -10,25 +10,8 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import losses, rank_of, read_until, started, weights_of
+from runs import SMALL_JOB, losses, rank_of, read_until, started, weights_of
 
-JOB = """
-name = "small"
-device = "cpu"
-model.name = "tiny:perceptron"
-[task]
-image_size = 16
-[data]
-train = "images"
-val = "images"
-batch_size = 4
-[train]
-epochs = 3
-[log]
-every = 1
-[optimizer]
-learning_rate = 0.01
-"""
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop"]
 TWO = ["--set", "ranks.processes=2"]
@@ -39,7 +22,7 @@ def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
     """21 samples: the last of six batches has one, which one of two ranks has."""
     make_images(classes=3, each=7)
     file = tmp_path / "job.toml"
-    file.write_text(JOB)
+    file.write_text(SMALL_JOB)
     return file
 
 

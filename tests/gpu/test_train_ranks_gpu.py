@@ -9,35 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from command import Command
-from runs import losses, rank_of, read_until, started
+from runs import SMALL_JOB, losses, rank_of, read_until, started
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-
-JOB = """
-name = "small"
-device = "cuda"
-precision = "fp32"
-model.name = "tiny:perceptron"
-[task]
-image_size = 16
-[data]
-train = "images"
-val = "images"
-batch_size = 4
-[train]
-epochs = 3
-[log]
-every = 1
-[optimizer]
-learning_rate = 0.01
-"""
 
 
 @pytest.fixture
 def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
     make_images(classes=3, each=7)
     file = tmp_path / "job.toml"
-    file.write_text(JOB)
+    file.write_text(SMALL_JOB.replace('device = "cpu"', 'device = "cuda"\nprecision = "fp32"'))
     return file
 
 

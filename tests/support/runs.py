@@ -13,6 +13,24 @@ import torch
 
 SUPPORT = Path(__file__).parent
 
+SMALL_JOB = """
+name = "small"
+device = "cpu"
+model.name = "tiny:perceptron"
+[task]
+image_size = 16
+[data]
+train = "images"
+val = "images"
+batch_size = 4
+[train]
+epochs = 3
+[log]
+every = 1
+[optimizer]
+learning_rate = 0.01
+"""
+
 
 def weights_of(folder: Path) -> dict[str, Any]:
     """The last checkpoint's weights."""

@@ -92,13 +92,8 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     job, last = choose_parallel(job, model, world)
     if job.parallel == "fsdp" and world.size > 1:
         check_shardable(job)
-    if job.parallel == "fsdp" and world.size > 1 and job.speed.channels_last:  # it divides weights without gaps only
-        model.to(memory_format=torch.contiguous_format)
-        speed = job.speed.model_copy(update={"channels_last": False})
-        job, last = (
-            job.model_copy(update={"speed": speed}),
-            [*last, Choice("speed.channels_last", False, "weights that are divided have torch's own layout")],
-        )
+        model.to(memory_format=torch.contiguous_format)  # it divides weights without gaps only
+        job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     model = spread(model, world, job.parallel, job.precision)
     if world.rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.rank))

@@ -70,9 +70,7 @@ def train_job(
     with ExitStack() as stack:
         stack.callback(observer.close)
         heart = stack.enter_context(Heart(world))
-        if begun := world.noted("run"):  # ranks that were started again
-            job = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})})
-            resume = "auto" if resume == "never" or world.noted("saved") else resume
+        job, resume = _started_again(job, resume, world)
         asked = job.preemption
         watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder)
         preemption = stack.enter_context(watching)
@@ -87,12 +85,7 @@ def train_job(
         train, val = _sources(ready, decoding, stack, patience)
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
         world.note("run", str(run.directory))
-        recorders: list[Observer] = []
-        if world.first:
-            stack.enter_context(run.locked())
-            recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
-        for recorder in recorders:
-            stack.callback(recorder.close)
+        recorders = _recorders(job, run, stack) if world.first else []
         parts = Parts(
             job=ready.job,
             run=run,
@@ -108,6 +101,24 @@ def train_job(
             heart=heart,
         )
         return run, _Training(parts, machine, ready.choices).run(named)
+
+
+def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
+    """The job and what it resumes: the run that these ranks have begun, if they were started again."""
+    begun = world.noted("run")
+    if not begun:
+        return job, resume
+    job = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})})
+    return job, "auto" if resume == "never" or world.noted("saved") else resume
+
+
+def _recorders(job: Job, run: Run, stack: ExitStack) -> list[Observer]:
+    """What writes the run down; nobody else writes there meanwhile."""
+    stack.enter_context(run.locked())
+    recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
+    for recorder in recorders:
+        stack.callback(recorder.close)
+    return recorders
 
 
 def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None]) -> tuple[Ready, Decoding | None]:
