@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import Command
+from runs import events_in
 
 from hotloop.core.profile import KINDS
 
@@ -212,12 +213,10 @@ def test_bad_usage(script: Path, hotloop: Command) -> None:
 
 
 def test_tensorboard_gets_the_steps_and_the_shares(script: Path, hotloop: Command) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     write(script, load=0.001)
     done = hotloop("profile", "--steps", "8", "--tensorboard", "--", sys.executable, "train.py", expect=0)
     assert "hotloop: watching 8 steps" in done.err, "what takes long says what it is at"
-    events = EventAccumulator("profiles/train-1/tensorboard").Reload()
+    events = events_in(Path("profiles/train-1/tensorboard"))
     steps = events.Scalars("step/seconds")
     assert [one.step for one in steps] == list(range(8))
     assert sum(events.Scalars(f"share/{kind}")[0].value for kind in KINDS) == pytest.approx(1, abs=1e-5)

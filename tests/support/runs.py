@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hotloop.core.tensorboard import without_tensorflow
+
 SUPPORT = Path(__file__).parent
 
 SMALL_JOB = """
@@ -43,6 +45,14 @@ def weights_of(folder: Path) -> dict[str, Any]:
 def losses(folder: Path) -> list[float]:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [record["loss"] for record in records if "loss" in record]
+
+
+def events_in(folder: Path) -> Any:
+    """What a run wrote for TensorBoard."""
+    without_tensorflow()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder)).Reload()
 
 
 @contextmanager

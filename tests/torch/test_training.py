@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pictures import write_image
+from runs import events_in
 from tiny import Rotated
 
 from hotloop import HotloopError, InputError, Run, train_job
@@ -101,10 +102,8 @@ def test_a_run_trains_and_leaves_everything(make_images: Make, tmp_path: Path) -
 
 
 def test_tensorboard_reads_the_events(make_images: Make, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     done, _ = run(small(make_images(), tmp_path / "run", log__tensorboard=True))
-    events = EventAccumulator(str(done.events)).Reload()
+    events = events_in(done.events)
     assert [point.step for point in events.Scalars("step/loss")] == [2, 4, 6, 8]
     assert [point.step for point in events.Scalars("epoch/val_accuracy")] == [4, 8]
 

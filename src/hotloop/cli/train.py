@@ -74,7 +74,7 @@ def set_environment() -> None:
     # whatever else runs (bench/contention.py).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Queues to the GPU. The JPEG engines have a stream for each image; of trainings that used them with the default, 8,
-    # 5 in 20 were slow from beginning to end, with 32 none of 5 (bench/jpeg_to_gpu.py, 8 processors, H200).
+    # 5 in 20 were slow from beginning to end, with 32 none of 4 (bench/jpeg_to_gpu.py, 8 processors, H200).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
