@@ -177,7 +177,7 @@ def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Co
 
 def test_what_waits_once_steps_are_shorter_is_tried_then(script: Path, hotloop: Command) -> None:
     """Loading hides behind the model, until the model is compiled; here to something that does not sleep."""
-    write(script, load=0.01, workers=1, samples=800, steps=200, extra_layer="Sleeps(),")
+    write(script, load=0.004, workers=1, samples=800, steps=200, extra_layer="Sleeps(),")
     sleeps = """
 class Sleeps(torch.nn.Module):
     seconds = 0.06
