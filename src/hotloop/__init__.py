@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hotloop.data.loader import LoaderSettings as LoaderSettings
     from hotloop.tasks.task import Example as Example
     from hotloop.tasks.task import Task as Task
-    from hotloop.train.checkpoint import Checkpointer as Checkpointer
+    from hotloop.train.checkpoint.checkpointer import Checkpointer as Checkpointer
     from hotloop.train.memory import LeakDetector as LeakDetector
     from hotloop.train.memory import MemoryMarks as MemoryMarks
     from hotloop.train.memory import MemoryReport as MemoryReport
@@ -48,7 +48,7 @@ _HOMES = {
     "LoaderSettings": "data.loader",
     "Example": "tasks.task",
     "Task": "tasks.task",
-    "Checkpointer": "train.checkpoint",
+    "Checkpointer": "train.checkpoint.checkpointer",
     "LeakDetector": "train.memory",
     "MemoryMarks": "train.memory",
     "MemoryReport": "train.memory",

@@ -8,6 +8,8 @@ import torch
 from command import Command
 from safetensors.torch import load_file
 
+from hotloop.train.checkpoint.checkpointer import load_checkpoint
+
 JOB = """
 task = {{ name = "images", image_size = 16 }}
 data = {{ train = "{folder}", batch_size = 4 }}
@@ -31,7 +33,7 @@ def test_a_run_is_listed_verified_and_its_weights_taken_out(
     hotloop("checkpoint", "convert", "run", "model.safetensors", expect=0)
     hotloop("checkpoint", "convert", "run", "averaged.safetensors", "--weights", "averaged", expect=0)
     weights, averaged = (load_file(tmp_path / name) for name in ("model.safetensors", "averaged.safetensors"))
-    newest = torch.load(tmp_path / listed[-1]["path"] / "state.pt", weights_only=True)
+    newest = load_checkpoint(tmp_path / listed[-1]["path"]).state
     assert weights.keys() == newest["step"]["model"].keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in newest["step"]["model"].items())
     assert averaged.keys() == weights.keys()

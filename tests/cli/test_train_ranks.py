@@ -135,7 +135,7 @@ def text(tmp_path: Path) -> Path:
 
 def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command, text: Path) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
-    divided = ["--set", "parallel=fsdp", "--set", "ranks.processes=3"]
+    divided = ["--set", "parallel=fsdp", "--set", "ranks.processes=3", "--set", "checkpoint.background=true"]
     first = ["--set", "train.epochs=1", "--set", "run.dir=divided"]
     hotloop("train", "job.toml", *divided, *first, expect=0)
     done = hotloop("train", "job.toml", *TWO, "--set", "parallel=ddp", "--set", "run.dir=divided", "--json", expect=0)

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotloop.core.tensorboard import without_tensorflow
+from hotloop.train.checkpoint.checkpointer import load_checkpoint
 
 SUPPORT = Path(__file__).parent
 
@@ -37,7 +36,7 @@ learning_rate = 0.01
 def weights_of(folder: Path) -> dict[str, Any]:
     """The last checkpoint's weights."""
     last = sorted((folder / "checkpoints").iterdir())[-1]
-    state: dict[str, Any] = torch.load(last / "state.pt", weights_only=True)
+    state = load_checkpoint(last).state
     weights: dict[str, Any] = state["step"]["model"]
     return weights
 

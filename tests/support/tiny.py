@@ -30,6 +30,13 @@ def perceptron(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, num_classes))
 
 
+def wide(num_classes: int = 2) -> nn.Module:
+    """With a weight that is large enough for a file of its own."""
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 100), nn.ReLU(), nn.Linear(100, num_classes)
+    )
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

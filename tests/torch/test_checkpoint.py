@@ -17,7 +17,8 @@ from hotloop import ArrayDataset, Checkpointer
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.job import parse_job
 from hotloop.core.units import Interval
-from hotloop.train.checkpoint import Loaded, SaveSchedule, load_checkpoint, named_checkpoint, young_interval
+from hotloop.train.checkpoint.checkpointer import Loaded, load_checkpoint, named_checkpoint
+from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval
 from hotloop.train.resume import check_identity, identity
 
 
@@ -133,10 +134,10 @@ def test_no_changed_bit_is_accepted(tmp_path_factory: pytest.TempPathFactory, pl
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     path = filled(tmp_path, [1, 2])[1]
-    change_manifest(path, format=2)
+    change_manifest(path, format=3)
     before = listing(tmp_path)
     for read in (lambda: load_checkpoint(path), Checkpointer(tmp_path).latest, Checkpointer(tmp_path).latest):
-        with pytest.raises(CheckpointError, match="is of format 2"):
+        with pytest.raises(CheckpointError, match="is of format 3"):
             read()
     assert listing(tmp_path) == before
 
@@ -327,7 +328,7 @@ def test_saves_are_due_by_steps_epochs_and_seconds() -> None:
     assert not by_seconds.due(1, None)
     clock.now = 30
     assert by_seconds.due(2, None)
-    by_seconds.saved(1.0)
+    by_seconds.saved(1.0, 1.0)
     assert not by_seconds.due(3, None)
 
 
@@ -335,7 +336,7 @@ def test_automatic_saves_cost_at_most_a_hundredth_and_follow_young() -> None:
     clock = Clock()
     saves = SaveSchedule("auto", interruption_seconds=20_000, clock=clock)
     assert saves.due(1, finished_epochs=1), "nothing was saved yet"
-    saves.saved(2.0)
+    saves.saved(2.0, 2.0)
     clock.now = 199
     assert not saves.due(2, finished_epochs=2)
     clock.now = 201
@@ -343,3 +344,14 @@ def test_automatic_saves_cost_at_most_a_hundredth_and_follow_young() -> None:
     assert not saves.due(3, None)
     clock.now = young_interval(2.0, 20_000) + 1
     assert saves.due(4, None)
+
+
+def test_a_save_in_the_background_costs_what_the_training_waits_for_it() -> None:
+    clock = Clock()
+    saves = SaveSchedule("auto", interruption_seconds=20_000, clock=clock)
+    clock.now = 1000
+    saves.saved(0.01, 60.0)  # begun at 940
+    clock.now = 999
+    assert not saves.due(2, finished_epochs=2), "the disk is not busy without a break"
+    clock.now = 1001
+    assert saves.due(3, finished_epochs=3)

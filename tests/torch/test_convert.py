@@ -8,9 +8,9 @@ from safetensors.torch import load_file, safe_open
 
 from hotloop import Checkpointer
 from hotloop.core.errors import InputError
-from hotloop.train.checkpoint import Loaded, named_checkpoint
-from hotloop.train.checkpoint_table import stored_checkpoints
-from hotloop.train.convert import ALL, AVERAGED, MODEL, convert
+from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint
+from hotloop.train.checkpoint.convert import ALL, AVERAGED, MODEL, convert
+from hotloop.train.checkpoint.table import stored_checkpoints
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from hotloop.core.history import History, read_history
 from hotloop.core.job import Job, parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
+from hotloop.train.checkpoint.checkpointer import load_checkpoint
 from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated, Warned
 
 Make = Callable[..., Path]
@@ -115,8 +116,9 @@ def test_tensorboard_reads_the_events(make_images: Make, tmp_path: Path) -> None
         {"train__accumulate": 3, "train__ema": 0.9, "train__clip_norm": 1.0},
         {"model__arguments": {"dropout": 0.5}, "schedule__name": "one-cycle"},
         {"task__augment": {"mixup": 0.3, "cutmix": 1.0, "randaugment": 5}},
+        {"checkpoint__background": True, "model__name": "tiny:wide", "optimizer__name": "adamw"},
     ],
-    ids=["plain", "accumulate and average", "dropout", "mixing"],
+    ids=["plain", "accumulate and average", "dropout", "mixing", "saved in the background"],
 )
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_stopped_run_continues_bit_for_bit(
@@ -294,7 +296,7 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(make_images: Make
     with pytest.raises(HotloopError, match=r"not finite|is nan|is inf"):
         run(job)
     for path in Run(tmp_path / "run").checkpoints.iterdir():
-        state = torch.load(path / "state.pt", weights_only=True)
+        state = load_checkpoint(path).state
         assert all(tensor.isfinite().all() for tensor in state["step"]["model"].values())
 
 
@@ -360,7 +362,7 @@ def test_a_task_of_ones_own_is_a_few_methods(tmp_path: Path) -> None:
     assert result.metrics["val_loss"] < 0.01
     assert result.steps == 30 * 6
     assert [file["path"] for file in result.corrupt_files] == ["line 3"]
-    state = torch.load(max(done.checkpoints.iterdir()) / "state.pt", weights_only=True)
+    state = load_checkpoint(max(done.checkpoints.iterdir())).state
     assert state["step"]["model"]["weight"].item() == pytest.approx(2, abs=0.2)
 
 

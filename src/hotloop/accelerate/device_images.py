@@ -20,7 +20,8 @@ from hotloop.data.image_list import ImageList
 from hotloop.data.images import ImageFiles
 from hotloop.data.loader import Batch, Loader, Loaders, LoaderSettings
 from hotloop.kernels.resample import resample, resample_plain
-from hotloop.train.source import LoaderSource, page_locked
+from hotloop.train.host_memory import page_locked
+from hotloop.train.source import LoaderSource
 
 
 def obstacle(loader: Any) -> str:

@@ -26,7 +26,7 @@ def checkpoint() -> None:
 @_json
 def list_(path: Path, as_json: bool) -> None:
     """Say which checkpoints there are, oldest first. Their content is not read."""
-    from hotloop.train.checkpoint_table import stored_checkpoints
+    from hotloop.train.checkpoint.table import stored_checkpoints
 
     _print([_row(one) for one in stored_checkpoints(path)], as_json)
 
@@ -36,7 +36,7 @@ def list_(path: Path, as_json: bool) -> None:
 @_json
 def verify(path: Path, as_json: bool) -> None:
     """Read checkpoints whole and compare them with their hashes. The exit code is 1 if one is damaged."""
-    from hotloop.train.checkpoint_table import stored_checkpoints
+    from hotloop.train.checkpoint.table import stored_checkpoints
 
     rows = [_row(one) for one in stored_checkpoints(path, verify=True)]
     _print(rows, as_json)
@@ -58,8 +58,8 @@ def verify(path: Path, as_json: bool) -> None:
 @_json
 def convert(path: Path, out: Path, weights: str, force: bool, as_json: bool) -> None:
     """Write the weights of a checkpoint, of a run its newest whole one, to a .safetensors file."""
-    from hotloop.train.checkpoint import named_checkpoint
-    from hotloop.train.convert import convert as write
+    from hotloop.train.checkpoint.checkpointer import named_checkpoint
+    from hotloop.train.checkpoint.convert import convert as write
 
     loaded = named_checkpoint(path, lambda text: click.echo(f"warning: {text}", err=True))
     tensors = write(loaded, out, weights, force)

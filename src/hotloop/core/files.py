@@ -59,21 +59,38 @@ def new_directory(path: Path) -> Iterator[Path]:
     An older directory of that name is replaced: it is moved aside before and removed after. On an error nothing of the
     new one is left and the older stands; what a killed process leaves, `recover` mends.
     """
-    temporary, old = _beside(path)
-    recover(path)
-    temporary.mkdir()
+    temporary = start_directory(path)
     try:
         yield temporary
-        for file in temporary.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-        fsync_directory(temporary)
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
+        finish_directory(path)
     except BaseException:
         recover(path)
         raise
+
+
+def start_directory(path: Path) -> Path:
+    """An empty directory to be filled, which `finish_directory(path)` renames to `path`; others may fill it too."""
+    recover(path)
+    temporary = unfinished(path)
+    temporary.mkdir()
+    return temporary
+
+
+def unfinished(path: Path) -> Path:
+    """What `path` is called while it is filled."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def finish_directory(path: Path) -> None:
+    """Fsync all of what was started and rename it to `path`."""
+    temporary, old = _beside(path)
+    for file in temporary.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    fsync_directory(temporary)
+    if path.exists():
+        path.rename(old)
+    temporary.rename(path)
     fsync_directory(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -89,7 +106,7 @@ def recover(path: Path) -> None:
 
 
 def _beside(path: Path) -> tuple[Path, Path]:
-    return path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    return unfinished(path), path.with_name(f".{path.name}.old")
 
 
 def read_toml(file: Path, fix: str) -> dict[str, Any]:

@@ -229,6 +229,9 @@ class CheckpointSection(Section):
         "auto", description='"100 steps", "1 epoch", "30 s"; auto: each epoch, and by Young\'s formula within it'
     )
     keep: PositiveInt = Field(2, description="how many of the newest checkpoints stay")
+    background: bool | Auto = Field(
+        "auto", description="written by another process meanwhile; auto: large ones, if the host can hold a copy"
+    )
     interruption: IntervalText = Field(
         Interval(4 * 3600, "seconds"), description="expected between two of them, for auto, before the run has had any"
     )

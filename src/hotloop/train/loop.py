@@ -19,7 +19,11 @@ from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.agreement import Agreement, Wishes
-from hotloop.train.checkpoint import Checkpointer, SaveSchedule, State, newest_path
+from hotloop.train.checkpoint.checkpointer import Checkpointer, newest_path
+from hotloop.train.checkpoint.files import Share
+from hotloop.train.checkpoint.parts import State
+from hotloop.train.checkpoint.saving import Saving
+from hotloop.train.checkpoint.schedule import SaveSchedule
 from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic
 from hotloop.train.heartbeat import Heart
@@ -68,6 +72,21 @@ class Parts:
     history: History = field(default_factory=History)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A checkpoint on its way.
+
+    Attributes:
+        started: when, by `perf_counter`.
+        stalled_seconds: for so long the training has waited.
+    """
+
+    saving: Saving
+    progress: Progress
+    started: float
+    stalled_seconds: float
+
+
 class Loop:
     """Trains from a position until the job's epochs are done or someone asks to stop.
 
@@ -85,7 +104,11 @@ class Loop:
         self._parts = parts
         self._job = job
         self._device = torch.device(job.device)
-        self._checkpointer = Checkpointer(parts.run.checkpoints, job.checkpoint.keep)
+        self._checkpointer = Checkpointer(
+            parts.run.checkpoints, job.checkpoint.keep, background=bool(job.checkpoint.background),
+            share=Share(parts.world.rank, parts.world.size),
+        )  # fmt: skip
+        self._saving: _Begun | None = None
         expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)
         self._saves = SaveSchedule(job.checkpoint.every, expected)
         self._losses = Losses(parts.step.losses, parts.train.dataset)
@@ -107,7 +130,7 @@ class Loop:
 
     def run(self) -> bool:
         """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
-        with closing(self._batches):
+        with closing(self._batches), closing(self._checkpointer):
             try:
                 while self.progress.epoch < self._job.train.epochs:
                     self._train_epoch()
@@ -115,12 +138,12 @@ class Loop:
             except StopRequested:
                 if self._world.size > 1 and not self._agreed_to_stop:
                     raise  # a batch does not come, and the other ranks wait within a step: nothing can be saved
-                self._save()
+                self._save_and_wait()
                 self._agreement.finish()
                 return False
             except NonFiniteLoss as error:
                 raise self._with_last_good(error) from None
-            self._save()
+            self._save_and_wait()
             self._agreement.finish()
             return True
 
@@ -130,6 +153,7 @@ class Loop:
         batches = len(self._parts.train)
         while self.progress.batch < batches:
             self._train_step(batches)
+            self._look_at_saving()
             now = self._decided()
             if self.progress.batch < batches and now.log:
                 self._log()
@@ -143,7 +167,7 @@ class Loop:
 
     def _decided(self) -> Wishes:
         """What is done after this step: what steps decide at once, what clocks and signals do once all ranks agree."""
-        log, save = self._log_is_due(), self._saves.due(self.progress.step, finished_epochs=None)
+        log, save = self._log_is_due(), self._save_is_due(finished_epochs=None)
         if self._world.size == 1:
             return Wishes(bool(self._parts.preemption.requested), log, save)
         timed_log, timed_save = self._job.log.every == "auto" and not self._losses.full, self._saves.by_clock
@@ -248,7 +272,7 @@ class Loop:
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
         self._meter.start()  # a validation is no training
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())
-        if self._world.any(self._world.first and self._saves.due(self.progress.step, self.progress.epoch)):
+        if self._world.any(self._world.first and self._save_is_due(self.progress.epoch)):
             self._save()
 
     def _validate(self) -> dict[str, float]:
@@ -267,29 +291,57 @@ class Loop:
 
     def _stops_validating(self) -> bool:
         self._parts.heart.beat()
+        self._look_at_saving()
         wish = Wishes(stop=bool(self._parts.preemption.requested))
         self._agreed_to_stop = self._agreement.after_step(lambda: wish).stop
         return self._agreed_to_stop
 
+    def _save_is_due(self, finished_epochs: int | None) -> bool:
+        """By the clock none is while another is being written; by steps and epochs it is waited for."""
+        busy = self._saving is not None and self._saves.by_clock
+        return not busy and self._saves.due(self.progress.step, finished_epochs)
+
     def _save(self) -> None:
-        """Write a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
+        """Begin a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
         if self._saved == self.progress:
             return
         self._parts.heart.phase = "saving"
+        self._end_saving()
         self._log(wait=True)
         self._note_damages()
         check_finite(list(self._parts.step.model.parameters()), self.progress.step)
-        started = time.perf_counter()
-        state = self._state()
+        started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         if self._world.first:
-            path = self._checkpointer.save(state, self.progress.step, self.progress.epoch)
-            self._world.note("saved", str(path))
-            seconds = time.perf_counter() - started
-            self._saves.saved(seconds)
-            self._parts.observer.on(Saved(self.progress, str(path), seconds))
+            self._checkpointer.open(*place)
+        saving = self._checkpointer.begin(self._state(), *place)  # to say the state, ranks wait for each other
+        self._saving = _Begun(saving, self.progress, started, time.perf_counter() - started)
         self._saved = self.progress
+        self._look_at_saving()
         self._parts.heart.beat()
         self._meter.start()
+
+    def _save_and_wait(self) -> None:
+        """The checkpoint that a run ends with."""
+        self._save()
+        self._parts.heart.phase = "saving"
+        self._end_saving()
+
+    def _look_at_saving(self) -> None:
+        """Note that a checkpoint is whole, once it is."""
+        if self._saving and self._saving.saving.done():
+            self._end_saving()
+
+    def _end_saving(self) -> None:
+        """Wait until the one that is being written is whole."""
+        if not self._saving:
+            return
+        begun, self._saving = self._saving, None
+        path = begun.saving.end()
+        if self._world.first:
+            self._world.note("saved", str(path))
+            seconds = time.perf_counter() - begun.started
+            self._saves.saved(begun.stalled_seconds, seconds)
+            self._parts.observer.on(Saved(begun.progress, str(path), seconds, begun.stalled_seconds))
 
     def _note_damages(self) -> None:
         sources = (self._parts.train, self._parts.val)

@@ -71,11 +71,18 @@ class Validated:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint was written."""
+    """A checkpoint was written.
+
+    Attributes:
+        progress: where the training stood; it may have gone on meanwhile.
+        seconds: until it was whole.
+        stalled_seconds: for which the training has waited.
+    """
 
     progress: Progress
     path: str
     seconds: float
+    stalled_seconds: float
 
 
 @dataclass(frozen=True)

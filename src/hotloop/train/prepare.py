@@ -26,7 +26,7 @@ from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.random_state import seed_everything
 from hotloop.train.ranks import inner, spread
-from hotloop.train.resolve import Choice, apply_settings, choose_compile, choose_parallel, resolve
+from hotloop.train.resolve import Choice, apply_settings, choose_background, choose_compile, choose_parallel, resolve
 from hotloop.train.schedule import make_schedule
 from hotloop.train.sharded import is_sharded
 from hotloop.train.source import ArraySource
@@ -90,6 +90,7 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     device = torch.device(job.device)
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
     job, last = choose_parallel(job, model, world)
+    job, saves = choose_background(job, model, machine, world)
     if job.parallel == "fsdp" and world.size > 1:
         check_shardable(job)
         model.to(memory_format=torch.contiguous_format)  # it divides weights without gaps only
@@ -99,7 +100,7 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
         seed_everything(batch_seed(job.seed, 0, world.rank))
     step = _make_step(job, task, model, source, len(train), notify)
     arithmetic = Arithmetic(flops, matrix_rate(device, job.precision) * world.size)
-    return Ready(job, [*choices, *more, *last], task, datasets, source, step, arithmetic)
+    return Ready(job, [*choices, *more, *last, *saves], task, datasets, source, step, arithmetic)
 
 
 def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderSettings]]:

@@ -93,6 +93,24 @@ def state_bytes(job: Job, model: nn.Module) -> int:
     return weights + learnt * (1 + _STATES.get(job.optimizer.name, 2))
 
 
+def choose_background(job: Job, model: nn.Module, machine: Machine, world: World) -> tuple[Job, list[Choice]]:
+    """Decide on `checkpoint.background`, once the model and `parallel` are known."""
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    size = weights * (1 + _STATES.get(job.optimizer.name, 2) + (job.train.ema > 0))
+    here = size * world.local_size // world.size if job.parallel == "fsdp" else size
+    fits = here <= _COPY_SHARE * machine.memory_bytes
+    why = f"a checkpoint takes {format_bytes(size)}"
+    if size >= _BACKGROUND_BYTES and not fits:
+        why += f", and the host has {format_bytes(machine.memory_bytes)}"
+    return decided(job, [Choice("checkpoint.background", size >= _BACKGROUND_BYTES and fits, why)])
+
+
+_BACKGROUND_BYTES = 2**25
+"""Less is on the disk in a tenth of a second, which is what it takes to start another process."""
+_COPY_SHARE = 0.4
+"""Of the host's memory, for the copy that is written."""
+
+
 def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, list[Choice]]:
     """Decide on `speed.compile`, once the size of the run is known.
 

@@ -11,7 +11,7 @@ from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.run import Run
 from hotloop.data.dataset import Dataset
-from hotloop.train.checkpoint import Loaded
+from hotloop.train.checkpoint.checkpointer import Loaded
 from hotloop.train.progress import Progress
 from hotloop.train.step import Step
 

@@ -7,11 +7,13 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from hotloop.core.errors import InputError
 from hotloop.train.blocks import repeated_blocks
+from hotloop.train.checkpoint.parts import StoredTensor
 from hotloop.train.world import World
 
 
@@ -69,8 +71,12 @@ def whole(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def divided_model(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A whole state of a model, as this rank of a divided one has it. Every rank has it whole; nothing is sent."""
+def divided_model(state: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """A state of a model as this rank has it: of divided weights its own part, which is read, not sent.
+
+    Args:
+        state: whole tensors, the same on every rank; or such as are stored.
+    """
     own = model.state_dict()
     return {name: _like(own.get(name), tensor) for name, tensor in state.items()}
 
@@ -80,7 +86,7 @@ def divided_optimizer(state: dict[str, Any], optimizer: Optimizer) -> dict[str, 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     remembered = {
         number: {
-            name: _like(parameters[number], value) if _belongs(value, parameters[number]) else value
+            name: _like(parameters[number] if _belongs(value, parameters[number]) else None, value)
             for name, value in own.items()
         }
         for number, own in state["state"].items()
@@ -89,11 +95,16 @@ def divided_optimizer(state: dict[str, Any], optimizer: Optimizer) -> dict[str, 
 
 
 def _belongs(value: Any, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0
+    return isinstance(value, Tensor | StoredTensor) and value.shape == parameter.shape and len(value.shape) > 0
 
 
-def _like(own: Tensor | None, full: Tensor) -> Tensor:
+def _like(own: Tensor | None, given: Any) -> Any:
+    """A tensor, whole or stored, divided as `own` is."""
     if not isinstance(own, DTensor):
-        return full
-    tensor: Tensor = distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-    return tensor
+        return given.whole() if isinstance(given, StoredTensor) else given
+    mesh, placements = own.device_mesh, own.placements
+    if not isinstance(given, StoredTensor):
+        return distribute_tensor(given.to(own.device), mesh, placements, src_data_rank=None)
+    shape, offset = compute_local_shape_and_global_offset(own.shape, mesh, placements)
+    local = given.part(offset, shape).to(own.device)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=own.shape, stride=own.stride())

@@ -1,12 +1,12 @@
 """Where the loop's batches come from: from a loader's workers, or from arrays that are on the device already."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -311,17 +311,3 @@ class _Sending:
             yield replace(self.batch, indices=self.decoded.result().indices) if self.decoded else self.batch
         finally:
             self.slot.used()
-
-
-@contextmanager
-def page_locked(memory: np.ndarray) -> Iterator[None]:
-    """Let the GPU copy from `memory` by itself while this is open; without the right to, copies are merely slower."""
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    address = memory.ctypes.data
-    locked = runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success
-    try:
-        yield
-    finally:
-        if locked:
-            torch.cuda.synchronize()
-            runtime.cudaHostUnregister(address)

@@ -20,6 +20,7 @@ from hotloop.core.errors import HotloopError
 from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
 from hotloop.train.buffers import Buffers
+from hotloop.train.checkpoint.parts import read_whole
 from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor, uncompiled
@@ -31,7 +32,7 @@ from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
-from hotloop.train.sharded import divided_model, divided_optimizer, whole
+from hotloop.train.sharded import divided_model, divided_optimizer
 from hotloop.train.step_input import check_device, check_scalar
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.trial import Trial, start_trial
@@ -476,8 +477,8 @@ class Step:
             self._average.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on. Divided among ranks, all have to ask, and the first one has it."""
-        state = {
+        """Everything that the next step depends on; weights that are divided among ranks stay so (`DTensor`)."""
+        return {
             "model": inner(self.model).state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
@@ -485,7 +486,6 @@ class Step:
             "number": self.number,
             "skipped": self.skipped,
         }
-        return whole(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()` of a step over the same model and optimizer, with this one's settings."""
@@ -494,7 +494,7 @@ class Step:
         if state["scaler"]:  # empty if that step was not fp16
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None and state["averaged"]:
-            self._average.load_state_dict(state["averaged"])
+            self._average.load_state_dict(read_whole(state["averaged"]))
         self._drop_window()
         self.number = state["number"]
         self._skipped.fill_(state["skipped"])

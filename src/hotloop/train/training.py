@@ -21,12 +21,13 @@ from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
-from hotloop.train.checkpoint import Checkpointer, Loaded, load_checkpoint, named_checkpoint
+from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
 from hotloop.train.examples import write_examples
 from hotloop.train.heartbeat import Heart
+from hotloop.train.host_memory import page_locked
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
 from hotloop.train.patience import Patience, StopRequested
@@ -39,7 +40,7 @@ from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.sharded import whole
-from hotloop.train.source import ArraySource, LoaderSource, Source, page_locked
+from hotloop.train.source import ArraySource, LoaderSource, Source
 from hotloop.train.world import ALONE, World, peer_lost
 
 
@@ -77,7 +78,7 @@ def train_job(
         ready = prepare(job, machine, observer.warn, world)
         named = None
         if resume not in ("auto", "never"):
-            named = named_checkpoint(Path(resume), observer.warn)
+            named = named_checkpoint(Path(resume), observer.warn, lazily=True)
         if resume == "never" and world.first and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
@@ -224,13 +225,13 @@ class _Training:
         world, loaded = self.parts.world, named
         if world.first:
             checkpointer = Checkpointer(self.parts.run.checkpoints, warn=self.parts.observer.warn)
-            loaded = named or checkpointer.latest()
+            loaded = named or checkpointer.latest(lazily=True)
             if loaded:
                 check_identity(loaded, self.parts.identity)
             if named:
                 checkpointer.abandon_after(named.position)
         chosen = world.from_first(loaded.path if loaded else None)
-        return loaded if world.first or chosen is None else load_checkpoint(chosen)
+        return loaded if world.first or chosen is None else load_checkpoint(chosen, lazily=True)
 
     def _restore_random_state(self, loaded: Loaded) -> None:
         states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.core.errors import CheckpointError, InputError
-from hotloop.train.checkpoint import Position, all_checkpoints, verify_checkpoint
+from hotloop.train.checkpoint.checkpointer import all_checkpoints, verify_checkpoint
+from hotloop.train.checkpoint.files import Position
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
-from hotloop.train.checkpoint import Loaded
+from hotloop.train.checkpoint.checkpointer import Loaded
 
 MODEL, AVERAGED, ALL = "model", "averaged", "all"
 

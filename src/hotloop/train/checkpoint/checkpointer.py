@@ -1,0 +1,269 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is a directory, `epoch-0003-step-00000120/`: `part-*.safetensors` with the large tensors, `state.pt` with
+everything else, and `manifest.json` with size and SHA-256 of each file. It is written under a temporary name, fsynced
+and renamed, and verified before it is loaded.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotloop.core.errors import CheckpointError, InputError
+from hotloop.core.files import recover
+from hotloop.train.checkpoint import files
+from hotloop.train.checkpoint.files import ALONE, FORMAT, MANIFEST, STATE, Position, Share, describe
+from hotloop.train.checkpoint.parts import State, join, read_whole
+from hotloop.train.checkpoint.saving import Saver, Saving
+
+_READERS = 8
+"""Files whose hashes are computed at the same time."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was read and verified.
+
+    Attributes:
+        position: epoch and step that it was saved at, whatever its folder is called.
+    """
+
+    path: Path
+    state: State
+    position: Position
+
+
+class _DamagedError(CheckpointError):
+    """A checkpoint is not as it was written, and never will be again."""
+
+
+class Checkpointer:
+    """Saves states into a directory and finds the newest good one.
+
+    Args:
+        directory: where checkpoints go; it exists, and nobody else writes there.
+        keep: how many of the newest stay, at least 1.
+        warn: told, in a line, of each damaged checkpoint that is passed over.
+        background: `begin` returns when the state is in the host's memory, and another process writes it.
+        share: which of the processes this is that save together; each has the same state, or a part of its tensors
+            (`DTensor`).
+
+    Raises:
+        InputError: `keep` is less than 1.
+
+    Example:
+        ```python
+        checkpointer = hotloop.Checkpointer(Path("checkpoints"))
+        loaded = checkpointer.latest()
+        checkpointer.save({"model": model.state_dict(), "step": step}, step)
+        ```
+    """
+
+    def __init__(
+        self, directory: Path, keep: int = 2, warn: Callable[[str], None] = lambda _: None, background: bool = False,
+        share: Share = ALONE,
+    ) -> None:  # fmt: skip
+        if keep < 1:
+            raise InputError(f"keep is {keep}; at least 1 is needed", "the newest checkpoint always stays", "keep=2")
+        self._directory = directory
+        self._warn = warn
+        self._saver = Saver(directory, keep, background, share)
+
+    def save(self, state: State, step: int, epoch: int = 0) -> Path:
+        """Write a checkpoint, whole or not at all, then remove the oldest beyond `keep`.
+
+        Args:
+            state: what `torch.load(weights_only=True)` reads: tensors, numbers, texts, and lists and dicts of them.
+            step, epoch: where the training stands; the newest is the one with the highest epoch, then step.
+
+        Raises:
+            CheckpointError: it could not be written, or never be read; the older ones stand.
+        """
+        self.open(step, epoch)
+        return self.begin(state, step, epoch).end()
+
+    def open(self, step: int, epoch: int = 0) -> None:
+        """Make room for a checkpoint that several processes write: the first one does so before any of them begins.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._saver.open((epoch, step))
+
+    def begin(self, state: State, step: int, epoch: int = 0) -> Saving:
+        """Begin to save, after `open`; the state may change as soon as this returns. One at a time.
+
+        Raises:
+            CheckpointError: it could not be written, or never be read; the older ones stand.
+        """
+        return self._saver.begin(state, (epoch, step))
+
+    def close(self) -> None:
+        """End the process that writes in the background, and let go of its memory."""
+        self._saver.close()
+
+    def latest(self, lazily: bool = False) -> Loaded | None:
+        """The newest checkpoint that is whole, on the CPU; None if there never was one.
+
+        Args:
+            lazily: large tensors stay in their files as `StoredTensor`s, which read what they are asked for.
+
+        Damaged ones are renamed to `damaged-...`, so that they do not count among those that `save` keeps.
+
+        Raises:
+            CheckpointError: there were checkpoints, and all are set aside as damaged or abandoned; or the newest is of
+                another format or cannot be read now, and stays as it is.
+        """
+        for left in list(self._directory.glob(".epoch-*")):  # a process was killed while it wrote
+            recover(left.with_name(left.stem[1:]))
+        loaded, damaged = _newest(self._directory, self._warn, lazily)
+        for path in damaged:
+            _rename(path, "damaged")
+        aside = [path for why in ("damaged", "abandoned") for path in self._directory.glob(f"{why}-epoch-*")]
+        if loaded is None and aside:
+            raise CheckpointError(
+                f"none of the {len(aside)} checkpoints in {self._directory} can be continued",
+                f"they are damaged, or were abandoned for another one: {', '.join(path.name for path in aside)}",
+                "--resume PATH continues another; --resume never starts anew and keeps them",
+            )
+        return loaded
+
+    def abandon_after(self, position: Position) -> None:
+        """Rename checkpoints newer than that to `abandoned-...`: the run goes on from before them."""
+        for newer, path in all_checkpoints(self._directory):
+            if newer > position:
+                _rename(path, "abandoned")
+
+
+def newest_path(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder by its name, whole or not."""
+    found = all_checkpoints(folder)
+    return found[0][1] if found else None
+
+
+def all_checkpoints(folder: Path) -> list[tuple[Position, Path]]:
+    """The checkpoints in a folder with their positions by name, newest first, whole or not.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        return files.all_checkpoints(folder)
+    except OSError as error:
+        raise _cannot_read(folder, error) from error
+
+
+def _newest(folder: Path, warn: Callable[[str], None], lazily: bool) -> tuple[Loaded | None, list[Path]]:
+    """The newest checkpoint that is whole, and the damaged ones that were passed over on the way to it."""
+    damaged: list[Path] = []
+    for _, path in all_checkpoints(folder):
+        try:
+            return load_checkpoint(path, lazily), damaged
+        except _DamagedError as error:
+            warn(f"{error.what}: {error.cause}; trying the one before")
+            damaged.append(path)
+    return None, damaged
+
+
+def _rename(path: Path, why: str) -> None:
+    aside = path.with_name(f"{why}-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
+_OTHER = "name another checkpoint: --resume PATH"
+
+
+def verify_checkpoint(path: Path) -> Position:
+    """Compare a checkpoint's files with their hashes. Epoch and step that it was saved at.
+
+    Raises:
+        CheckpointError: it is damaged or of another format, or it cannot be read now.
+    """
+    manifest = _verified(path)
+    return int(manifest["epoch"]), int(manifest["step"])
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are as it says."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] not in (1, FORMAT):
+            raise CheckpointError(f"{path} is of format {manifest['format']}", f"this hotloop reads {FORMAT}", _OTHER)
+        int(manifest["epoch"]), int(manifest["step"]), manifest["files"][STATE]
+        expected = dict(manifest["files"])
+        with ThreadPoolExecutor(_READERS) as pool:
+            actual = dict(zip(expected, pool.map(lambda name: describe(path / name), expected), strict=True))
+    except (FileNotFoundError, NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    for name in expected:
+        if actual[name] != expected[name]:
+            raise _DamagedError(f"{path} is damaged", f"{name} is {actual[name]}, expected {expected[name]}", _OTHER)
+    return manifest
+
+
+def load_checkpoint(path: Path, lazily: bool = False) -> Loaded:
+    """Read one checkpoint onto the CPU, its hashes verified first.
+
+    Args:
+        lazily: as in `Checkpointer.latest`.
+
+    Raises:
+        CheckpointError: it is damaged or of another format, or it cannot be read now.
+    """
+    manifest = _verified(path)
+    parts = [name for name in manifest["files"] if name != STATE]
+    try:
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        state = join(state, path, manifest.get("tensors", []), parts)
+        state = state if lazily else read_whole(state)
+    except Exception as error:  # unpickling raises whatever it trips over
+        cause = f"it is as it was written, but torch says: {' '.join(str(error).split())}"
+        raise CheckpointError(f"{path} cannot be loaded", cause, _OTHER) from error
+    return Loaded(path, state, (int(manifest["epoch"]), int(manifest["step"])))
+
+
+def named_checkpoint(
+    path: Path, warn: Callable[[str], None] = lambda _: None, lazily: bool = False
+) -> Loaded:  # fmt: skip
+    """The checkpoint meant by a path: a checkpoint, or the newest good one of a run or of a folder of them.
+
+    Nothing there is changed.
+
+    Args:
+        path: another process may be training in it.
+        warn: told, in a line, of each damaged checkpoint that is passed over.
+        lazily: as in `Checkpointer.latest`.
+
+    Raises:
+        InputError: there is none.
+        CheckpointError: it cannot be read, or all of the run's are damaged.
+    """
+    if (path / MANIFEST).is_file():
+        return load_checkpoint(path, lazily)
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    loaded, damaged = _newest(folder, warn, lazily)
+    if loaded is None and damaged:
+        raise CheckpointError(
+            f"none of the {len(damaged)} checkpoints in {folder} can be read", "all are damaged", "name another run"
+        )
+    if loaded is None:
+        raise InputError(
+            f"no checkpoint at {path}",
+            "it is neither a checkpoint (a folder with manifest.json), nor a folder of them, nor a run with one",
+            "name one: runs/NAME",
+        )
+    return loaded
+
+
+def _cannot_read(path: Path, error: OSError) -> CheckpointError:
+    fix = "see that the disk is mounted and healthy, then start the same command again"
+    return CheckpointError(f"cannot read {path}", error.strerror or str(error), fix)

@@ -1,0 +1,170 @@
+"""Checkpoints as folders and files: their names, and how several processes make one that is whole or not there.
+
+The process that writes them beside a training imports this, and no torch.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.files import finish_directory, recover, write_atomic
+
+Position = tuple[int, int]
+"""Epoch and step. The newest checkpoint is the one with the highest."""
+
+FORMAT = 2
+STATE, MANIFEST = "state.pt", "manifest.json"
+_NAME = re.compile(r"epoch-(\d+)-step-(\d+)")
+_SHARE, _FAILURE = ".share-{:05d}.json", ".failed-{:05d}"
+_PIECE_BYTES = 1 << 24
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process has of a checkpoint.
+
+    Attributes:
+        number: of the process, from 0.
+        of: so many processes that have a share each.
+    """
+
+    number: int = 0
+    of: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the shares of a checkpoint become one; the first process does that.
+
+    Attributes:
+        path: of the checkpoint.
+        manifest: what it says, but for the files.
+        keep: how many of the newest stay.
+        limit_seconds: for the others to write their shares.
+    """
+
+    path: str
+    manifest: dict[str, Any]
+    keep: int
+    limit_seconds: float
+
+
+ALONE = Share()
+
+
+class ShareFailed(OSError):
+    """Another process could not write its share."""
+
+
+def checkpoint_name(position: Position) -> str:
+    """Of its folder."""
+    return f"epoch-{position[0]:04d}-step-{position[1]:08d}"
+
+
+def part_name(share: Share) -> str:
+    """Of the file with the tensors of a share."""
+    return f"part-{share.number + 1:05d}-of-{share.of:05d}.safetensors"
+
+
+def all_checkpoints(folder: Path) -> list[tuple[Position, Path]]:
+    """The checkpoints in a folder with their positions by name, newest first, whole or not.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((((int(match[1]), int(match[2])), path) for match, path in named), reverse=True)
+
+
+def write_checkpoint(
+    temporary: Path, share: Share, files: Mapping[str, Iterable[memoryview]], plan: Plan | None
+) -> None:  # fmt: skip
+    """Write a share, and with a plan, the checkpoint as soon as the others have written theirs.
+
+    Args:
+        files: their content, by name, in pieces.
+
+    Raises:
+        OSError: it was not possible; with a plan, nothing of the checkpoint is left.
+    """
+    try:
+        _write_share(temporary, share, files)
+        if plan:
+            _publish(temporary, plan, share.of)
+    except BaseException:
+        if plan:
+            recover(Path(plan.path))
+        raise
+
+
+def _write_share(temporary: Path, share: Share, files: Mapping[str, Iterable[memoryview]]) -> None:
+    """That a share is whole is the last thing to be seen; that it cannot be written is seen by who waits for it."""
+    try:
+        described = {name: _write(temporary / name, content) for name, content in files.items()}
+        write_atomic(temporary / _SHARE.format(share.number), json.dumps(described))
+    except OSError as error:
+        if temporary.exists() and share.of > 1:
+            failure = {"errno": error.errno, "text": error.strerror or str(error)}
+            (temporary / _FAILURE.format(share.number)).write_text(json.dumps(failure))
+        raise
+
+
+def _write(file: Path, content: Iterable[memoryview]) -> dict[str, Any]:
+    """Write a file in one pass; its size and SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with file.open("wb", buffering=0) as opened:
+        for block in content:
+            flat = block.cast("B")
+            for start in range(0, len(flat), _PIECE_BYTES):
+                piece = flat[start : start + _PIECE_BYTES]
+                while len(piece):
+                    written = opened.write(piece)
+                    digest.update(piece[:written])
+                    piece, size = piece[written:], size + written
+        os.fsync(opened.fileno())
+    return {"sha256": digest.hexdigest(), "bytes": size}
+
+
+def _publish(temporary: Path, plan: Plan, of: int) -> None:
+    path, files = Path(plan.path), dict[str, Any]()
+    for number in range(of):
+        files |= _awaited(temporary, number, plan.limit_seconds)
+    for left in temporary.glob(".share-*"):
+        left.unlink()
+    write_atomic(temporary / MANIFEST, json.dumps({"format": FORMAT, **plan.manifest, "files": files}) + "\n")
+    finish_directory(path)
+    for _, old in all_checkpoints(path.parent)[plan.keep :]:
+        if old != path:  # a loop that went back saves what is not the newest
+            shutil.rmtree(old)
+
+
+def _awaited(temporary: Path, number: int, limit_seconds: float) -> dict[str, Any]:
+    """The files of a share, once they are whole. Ranks may be on several hosts: what they share is the folder."""
+    file, failure = temporary / _SHARE.format(number), temporary / _FAILURE.format(number)
+    until = time.monotonic() + limit_seconds
+    while not file.exists():
+        if failure.exists() and (text := failure.read_text()):
+            told = json.loads(text)
+            raise ShareFailed(told["errno"], f"{told['text']}, on rank {number}")
+        if time.monotonic() > until:
+            raise TimeoutError(None, f"rank {number} has not written its part for {limit_seconds:.0f} s")
+        time.sleep(_LOOK_SECONDS)
+    described: dict[str, Any] = json.loads(file.read_text())
+    return described
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    with file.open("rb") as opened:
+        return {"sha256": hashlib.file_digest(opened, "sha256").hexdigest(), "bytes": file.stat().st_size}

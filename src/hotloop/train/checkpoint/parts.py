@@ -1,0 +1,234 @@
+"""What a state's large tensors become: parts in safetensors files, which any number of processes can read.
+
+The files are those that `torch.distributed.checkpoint` calls Hugging Face's: its `HuggingFaceStorageReader` reads them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_map_with_path, tree_unflatten
+
+State = dict[str, Any]
+
+_SMALL_BYTES = 2**14
+"""Tensors of less stay in `state.pt`: a hundred of them there are read faster than a hundred files' entries."""
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+"""Of types in safetensors files: https://github.com/huggingface/safetensors#format"""
+_OFFSETS_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Where torch.distributed.checkpoint looks for a part's place in its tensor."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this process writes of a tensor.
+
+    Attributes:
+        name: of the tensor, in files.
+        tensor: the part, on its device.
+        offset: its first element's indices in the whole tensor.
+    """
+
+    name: str
+    tensor: Tensor
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A state, taken apart.
+
+    Attributes:
+        rest: the state with None where a tensor was.
+        entries: for the manifest: where which tensor belongs, and its shape and strides.
+        parts: this process's.
+        divided: whether tensors are divided among processes, so that each has a part to write.
+    """
+
+    rest: State
+    entries: list[dict[str, Any]]
+    parts: list[Part]
+    divided: bool
+
+
+def split(state: State, first: bool = True) -> Split:
+    """Take a state's large and divided tensors out of it.
+
+    Args:
+        first: whether this process writes what is not divided.
+    """
+    leaves, spec = tree_flatten_with_path(state)
+    rest: list[Any] = []
+    entries: list[dict[str, Any]] = []
+    parts: list[Part] = []
+    names: dict[Any, str] = {}
+    for keys, leaf in leaves:
+        divided = isinstance(leaf, DTensor)
+        if not divided and not _is_large(leaf):
+            rest.append(leaf)
+            continue
+        rest.append(None)
+        path = [_plain(key) for key in keys]
+        same = _identity(leaf)
+        known = names.get(same)
+        name = known or _free_name(path, set(names.values()))
+        names[same] = name
+        entries.append({"path": path, "name": name, "shape": list(leaf.shape), "stride": _stride(leaf)})
+        if known is None:
+            parts += [_own_part(name, leaf)] if divided else [Part(name, leaf, (0,) * leaf.ndim)] if first else []
+    divided = any(isinstance(leaf, DTensor) for _, leaf in leaves)
+    return Split(tree_unflatten(rest, spec), entries, [one for one in parts if one.tensor.numel()], divided)
+
+
+def _is_large(leaf: Any) -> bool:
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.dtype not in _NAMES:
+        return False
+    return leaf.nbytes >= _SMALL_BYTES and not leaf.requires_grad and not leaf.is_meta
+
+
+def _plain(key: Any) -> str | int:
+    found: str | int = key.key if hasattr(key, "key") else key.idx if hasattr(key, "idx") else key.name
+    return found
+
+
+def _identity(tensor: Tensor) -> Any:
+    """The same for tensors that are one: tied weights are written once."""
+    if isinstance(tensor, DTensor):
+        return id(tensor) if not tensor.to_local().numel() else (tensor.to_local().data_ptr(), tensor.shape)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _free_name(path: Sequence[str | int], taken: set[str]) -> str:
+    name = ".".join(str(part) for part in path)
+    while name in taken or name == "__metadata__":
+        name += "_"
+    return name
+
+
+def _stride(tensor: Tensor) -> list[int]:
+    """Of a tensor whose elements lie in another order than its indices, channels_last say; empty for others."""
+    if isinstance(tensor, DTensor) or tensor.is_contiguous():
+        return []
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+    return list(strides) if tensor.permute(order).is_contiguous() else []
+
+
+def _own_part(name: str, tensor: DTensor) -> Part:
+    """What this rank has of a divided tensor; nothing if others have the same and come first."""
+    mesh, local = tensor.device_mesh, tensor.to_local()
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    coordinate = list(mesh.get_coordinate() or ())
+    copies = [at for at, how in zip(coordinate, tensor.placements, strict=True) if isinstance(how, Replicate)]
+    return Part(name, local[:0] if any(copies) else local, tuple(offset))
+
+
+def header(parts: Sequence[Part]) -> bytes:
+    """Of the file that holds these parts one after another."""
+    places = json.dumps({part.name: {_OFFSETS: list(part.offset)} for part in parts})
+    described: dict[str, Any] = {"__metadata__": {"format": "pt", _OFFSETS_KEY: places}}
+    start = 0
+    for part in parts:
+        end = start + part.tensor.nbytes
+        entry = {"dtype": _NAMES[part.tensor.dtype], "shape": list(part.tensor.shape), "data_offsets": [start, end]}
+        described[part.name], start = entry, end
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def in_file_order(parts: Sequence[Part]) -> list[Part]:
+    """Wide types first, so that each part lies where its type can be read in place."""
+    return sorted(parts, key=lambda part: -part.tensor.element_size())
+
+
+class StoredTensor:
+    """A tensor in a checkpoint's files, of which as much is read as is asked for."""
+
+    def __init__(self, files: "PartFiles", entry: dict[str, Any]) -> None:
+        self.shape = torch.Size(entry["shape"])
+        self._files = files
+        self._name = entry["name"]
+        self._stride = entry["stride"]
+
+    def whole(self) -> Tensor:
+        """All of it, on the CPU, its elements in the order that they were saved in."""
+        found = self.part((0,) * len(self.shape), self.shape)
+        return torch.empty_strided(self.shape, self._stride, dtype=found.dtype).copy_(found) if self._stride else found
+
+    def part(self, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The elements from `offset` on, (*shape), on the CPU; only the files that hold some of them are read."""
+        found: Tensor | None = None
+        for file, place, size in self._files.places[self._name]:
+            low = [max(ours, theirs) for ours, theirs in zip(offset, place, strict=True)]
+            ends = zip(offset, shape, place, size, strict=True)
+            high = [min(ours + mine, theirs + their) for ours, mine, theirs, their in ends]
+            if any(end <= start for start, end in zip(low, high, strict=True)):
+                continue
+            block = self._files.read(file, self._name, place, low, high)
+            if list(block.shape) == list(shape):
+                return block
+            found = block.new_empty(tuple(shape)) if found is None else found
+            found[tuple(_slices(low, high, offset))] = block
+        return torch.empty(0, dtype=self._files.dtype(self._name)).reshape(tuple(shape)) if found is None else found
+
+
+def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> list[slice]:
+    return [slice(start - zero, end - zero) for start, end, zero in zip(low, high, origin, strict=True)]
+
+
+class PartFiles:
+    """The opened files of a checkpoint's parts.
+
+    Attributes:
+        places: for each tensor: the files that have a part of it, with the part's first indices and shape.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._opened: dict[str, Any] = {name: safe_open(folder / name, framework="pt") for name in names}
+        self.places: dict[str, list[tuple[str, list[int], list[int]]]] = {}
+        for name, file in self._opened.items():
+            offsets = json.loads(file.metadata()[_OFFSETS_KEY])
+            for key in file.keys():  # noqa: SIM118, it is no dict
+                shape = file.get_slice(key).get_shape()
+                self.places.setdefault(key, []).append((name, offsets[key][_OFFSETS], shape))
+
+    def read(
+        self, file: str, name: str, place: Sequence[int], low: Sequence[int], high: Sequence[int]
+    ) -> Tensor:  # fmt: skip
+        """The elements of a part from indices of the whole tensor to others."""
+        opened = self._opened[file]
+        if not low:
+            scalar: Tensor = opened.get_tensor(name)
+            return scalar
+        block: Tensor = opened.get_slice(name)[tuple(_slices(low, high, place))]
+        return block
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor."""
+        file, place, _ = self.places[name][0]
+        return self.read(file, name, place, place, place).dtype
+
+
+def join(rest: State, folder: Path, entries: Sequence[dict[str, Any]], files: Sequence[str]) -> State:
+    """The state that was taken apart, with a `StoredTensor` where a tensor was."""
+    opened = PartFiles(folder, files)
+    stored = {tuple(entry["path"]): StoredTensor(opened, entry) for entry in entries}
+    found: State = tree_map_with_path(lambda keys, leaf: stored.get(tuple(map(_plain, keys)), leaf), rest)
+    return found
+
+
+def read_whole(state: Any) -> Any:
+    """The same with each stored tensor read."""
+    return tree_map_only(StoredTensor, StoredTensor.whole, state)

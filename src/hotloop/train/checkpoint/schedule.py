@@ -1,0 +1,69 @@
+"""When the next checkpoint is due."""
+
+import math
+import time
+from collections.abc import Callable
+
+from hotloop.core.units import Interval
+
+
+def young_interval(save_seconds: float, interruption_seconds: float) -> float:
+    """Seconds between saves that lose least: sqrt(2 · cost of a save · mean time between interruptions).
+
+    Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
+    """
+    return math.sqrt(2 * save_seconds * interruption_seconds)
+
+
+class SaveSchedule:
+    """Says when the next checkpoint is due.
+
+    "auto": at the end of an epoch if a save would cost at most 1 % of the time since the last one, and within an epoch
+    by Young's formula, from the seconds for which the last save kept the training waiting; and never sooner than a save
+    takes to be written.
+
+    Args:
+        every: an interval, or "auto".
+        interruption_seconds: expected time between interruptions, for "auto".
+        clock: seconds, monotonic.
+    """
+
+    _FIRST_SAVE_SECONDS = 1.0
+    """What a save is taken to cost before there was one."""
+
+    def __init__(
+        self, every: Interval | str, interruption_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._every = every
+        self._interruption_seconds = interruption_seconds
+        self._clock = clock
+        self._last = clock()
+        self._stalled_seconds = 0.0
+        self._save_seconds = 0.0
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether processes with clocks of their own may differ about when one is due."""
+        return not isinstance(self._every, Interval) or self._every.unit == "seconds"
+
+    def due(self, step: int, finished_epochs: int | None) -> bool:
+        """Whether to save after `step`; `finished_epochs` counts them where one has just ended, None elsewhere."""
+        since = self._clock() - self._last
+        if isinstance(self._every, Interval):
+            match self._every.unit:
+                case "steps":
+                    return finished_epochs is None and step % int(self._every.amount) == 0
+                case "epochs":
+                    return finished_epochs is not None and finished_epochs % int(self._every.amount) == 0
+                case "seconds":
+                    return since >= self._every.amount
+        if since < self._save_seconds:
+            return False
+        if finished_epochs is not None:
+            return since >= 100 * self._stalled_seconds
+        return since >= young_interval(self._stalled_seconds or self._FIRST_SAVE_SECONDS, self._interruption_seconds)
+
+    def saved(self, stalled_seconds: float, seconds: float) -> None:
+        """A save has just been done: the training has waited so long for it, and until it was whole it took longer."""
+        self._last = self._clock() - (seconds - stalled_seconds)
+        self._stalled_seconds, self._save_seconds = stalled_seconds, seconds

@@ -1,0 +1,204 @@
+"""Checkpoints with large tensors: written beside the training, read by other means than ours too."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed import checkpoint as torch_checkpoint
+
+from hotloop import Checkpointer
+from hotloop.core.errors import CheckpointError
+from hotloop.train.checkpoint.checkpointer import load_checkpoint
+from hotloop.train.checkpoint.parts import StoredTensor
+
+BOTH = pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
+
+
+def state() -> dict[str, Any]:
+    """With large and small tensors, one under two names, one in another order, and types of 8 and 16 bits."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(100, 80, generator=generator)
+    images = torch.randn(8, 16, 12, 20, generator=generator).to(memory_format=torch.channels_last)
+    moments = {"exp_avg": torch.randn(90, 70, generator=generator).bfloat16(), "step": torch.tensor(3.0)}
+    return {
+        "model": {"embedding.weight": shared, "head.weight": shared, "conv": images, "bias": torch.ones(3)},
+        "optimizer": {"state": {0: moments, 1: {"mask": torch.rand(200, 100, generator=generator) > 0.5}}},
+        "list": [1, (torch.arange(5000), "text")],
+        "number": 7,
+    }
+
+
+@pytest.fixture
+def checkpointer(tmp_path: Path, background: bool) -> Iterator[Checkpointer]:
+    with closing(Checkpointer(tmp_path, keep=2, background=background)) as made:
+        yield made
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, Tensor):
+        return found.dtype == expected.dtype and found.stride() == expected.stride() and torch.equal(found, expected)
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        return type(found) is type(expected) and all(map(same, found, expected))
+    return bool(found == expected)
+
+
+@BOTH
+def test_large_tensors_come_back_as_they_were(checkpointer: Checkpointer, tmp_path: Path) -> None:
+    path = checkpointer.save(state(), step=1)
+    assert sorted(os.listdir(path)) == ["manifest.json", "part-00001-of-00001.safetensors", "state.pt"]
+    loaded = checkpointer.latest()
+    assert loaded
+    assert same(loaded.state, state())
+    assert (path / "part-00001-of-00001.safetensors").stat().st_size < 300_000, "what has two names is written once"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@BOTH
+def test_a_state_that_changes_is_saved_as_it_was(checkpointer: Checkpointer) -> None:
+    changing = state()
+    checkpointer.open(1)
+    saving = checkpointer.begin(changing, step=1)
+    changing["model"]["conv"].zero_()
+    changing["optimizer"]["state"][0]["step"] += 1
+    assert same(load_checkpoint(saving.end()).state, state())
+    assert saving.done()
+    larger = {**state(), "more": torch.ones(1_000_000)}
+    assert same(load_checkpoint(checkpointer.save(larger, step=2)).state, larger), "the memory grows"
+
+
+@pytest.mark.parametrize("background", [True])
+def test_a_writer_that_is_killed_costs_no_checkpoint(checkpointer: Checkpointer) -> None:
+    checkpointer.save(state(), step=1)
+    writer = checkpointer._saver._writer._process
+    assert writer
+    os.kill(writer.pid, signal.SIGSTOP)  # it has not begun when it dies
+    checkpointer.open(2)
+    saving = checkpointer.begin(state(), step=2)
+    assert not saving.done()
+    writer.kill()
+    assert same(load_checkpoint(saving.end()).state, state())
+    assert same(load_checkpoint(checkpointer.save(state(), step=3)).state, state()), "by another one"
+
+
+@BOTH
+def test_a_full_disk_leaves_the_last_good_one(checkpointer: Checkpointer, tmp_path: Path) -> None:
+    good = checkpointer.save(state(), step=1)
+    checkpointer.close()  # the next process inherits the limit
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpointer.open(2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match="epoch-0000-step-00000002"):
+            checkpointer.begin(state(), step=2).end()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == [good.name]
+    assert same(load_checkpoint(good).state, state())
+
+
+DYING = """
+import os, signal, sys, torch
+from pathlib import Path
+from hotloop import Checkpointer
+checkpointer = Checkpointer(Path(sys.argv[1]), background=True)
+checkpointer.save({"a": torch.ones(10_000)}, 1)
+checkpointer.open(2)
+os.kill(checkpointer._saver._writer._process.pid, signal.SIGSTOP)
+checkpointer.begin({"a": torch.zeros(10_000_000)}, 2)
+print(checkpointer._saver._writer._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_training_that_is_killed_leaves_no_writer_and_no_half(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DYING, tmp_path], capture_output=True, text=True, timeout=60)
+    writer = Path("/proc", done.stdout.strip())
+    while writer.exists() and "\nState:\tZ" not in (writer / "status").read_text():
+        pass  # its end follows its parent's
+    loaded = Checkpointer(tmp_path).latest()
+    assert loaded
+    assert torch.equal(loaded.state["a"], torch.ones(10_000))
+    assert os.listdir(tmp_path) == ["epoch-0000-step-00000001"]
+
+
+@given(st.integers(0, 10**9), st.integers(0, 7))
+def test_no_changed_bit_of_a_part_is_accepted(
+    tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("bits")
+    path = Checkpointer(folder).save({"weights": torch.arange(5000.0)}, step=1)
+    file = path / "part-00001-of-00001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[place % len(content)] ^= 1 << bit
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="part-00001-of-00001"):
+        load_checkpoint(path)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(path)
+
+
+def test_what_is_stored_is_read_in_parts_from_files_of_several_processes(tmp_path: Path) -> None:
+    """As two ranks would have written it, in pieces of 40 and 60 rows."""
+    expected = torch.randn(100, 70, generator=torch.Generator().manual_seed(0))
+    path = Checkpointer(tmp_path).save({"weights": expected}, step=1)
+    divide(path, expected)
+    stored = load_checkpoint(path, lazily=True).state["weights"]
+    assert isinstance(stored, StoredTensor)
+    assert torch.equal(stored.whole(), expected)
+    for offset, shape in [((0, 0), (100, 70)), ((30, 5), (20, 60)), ((90, 69), (10, 1)), ((7, 0), (0, 70))]:
+        part = stored.part(offset, shape)
+        rows, columns = (slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+        assert torch.equal(part, expected[rows, columns])
+
+
+def divide(path: Path, whole: Tensor) -> None:
+    from hotloop.train.checkpoint.files import describe
+    from hotloop.train.checkpoint.parts import Part, header
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "part-00001-of-00001.safetensors").unlink()
+    files = {"state.pt": manifest["files"]["state.pt"]}
+    for number, rows in enumerate((slice(0, 40), slice(40, 100)), 1):
+        name = f"part-{number:05d}-of-00002.safetensors"
+        part = Part("weights", whole[rows], (rows.start, 0))
+        (path / name).write_bytes(header([part]) + part.tensor.numpy().tobytes())
+        files[name] = describe(path / name)
+    (path / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as we have asked
+def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
+    weights = torch.randn(100, 70, generator=torch.Generator().manual_seed(0))
+    path = Checkpointer(tmp_path).save({"model": {"weights": weights}}, step=1)
+    assert torch.equal(load_file(path / "part-00001-of-00001.safetensors")["model.weights"], weights)
+    divide(path, weights)
+    found = {"weights": torch.zeros(100, 70)}
+    torch_checkpoint.load(found, storage_reader=torch_checkpoint.HuggingFaceStorageReader(str(path)), no_dist=True)
+    assert torch.equal(found["weights"], weights)
+
+
+def test_names_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    one, other = torch.ones(5000), torch.zeros(5000)
+    path = Checkpointer(tmp_path).save({"a": {"b.c": one}, "a.b": {"c": other}}, step=1)
+    assert same(load_checkpoint(path).state, {"a": {"b.c": one}, "a.b": {"c": other}})
+
+
+def test_a_parameter_stays_one(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save({"weight": nn.Parameter(torch.ones(5000))}, step=1)
+    assert isinstance(load_checkpoint(path).state["weight"], nn.Parameter)
