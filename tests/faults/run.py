@@ -1,157 +1,154 @@
-"""Kill a run at random moments and see what is lost.
+"""Disturb trainings at random moments and see what is lost.
 
-A trial starts the demo's job (its 1,442 images, its network, smaller crops so that a run takes seconds), kills it with
-SIGKILL at a random moment from its first breath to its last, starts it again, and compares the weights with those of
-a run that was never killed. `python tests/faults/run.py --trials 50 --json`
+A trial starts the demo's job, disturbs it, starts it again until it has finished, and compares the weights with those
+of a run that was never disturbed: `python tests/faults/run.py --trials 100 --json`; half as many SIGTERMs, and so on.
 """
 
 import argparse
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
-LIMIT_SECONDS = 240.0
-"""A start that takes longer than this hangs."""
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from faults.kinds import KINDS
+from faults.trials import REPOSITORY, SETTINGS, Trial, started
+
+_MOST_STARTS = 3
+_COUNTS = ("trials", "resumed", "lost", "accepted", "hangs", "mismatches", "errors")
 
 
 @dataclass
 class Faults:
-    """What the trials showed.
+    """What trials showed.
 
     Attributes:
-        trials: runs that were killed once and started again.
+        trials: runs that were disturbed once and started again.
         resumed: of those, how many had a checkpoint to continue from.
-        lost: steps done again that a checkpoint should have kept: more than `every` after the last save.
-        hangs: starts over the limit.
+        lost: runs without a checkpoint that they had said was written.
+        accepted: damaged checkpoints that were continued.
+        hangs: starts over the limit, or that left processes behind for so long.
         mismatches: ends whose weights differ from the undisturbed run's.
-        errors: starts that ended otherwise than with 0.
+        errors: starts that ended otherwise than they should.
+        notes: what was wrong, in words.
     """
 
     trials: int = 0
     resumed: int = 0
     lost: int = 0
+    accepted: int = 0
     hangs: int = 0
     mismatches: int = 0
     errors: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def wrong(self, what: str, note: str) -> None:
+        setattr(self, what, getattr(self, what) + 1)
+        self.notes.append(f"{what}: {note}")
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The job under test.
+class Undisturbed:
+    """A run that nothing happened to.
 
     Attributes:
-        settings: laid over the demo's job.
-        every: steps between checkpoints.
+        weights: their hash.
     """
 
-    images: Path
-    settings: tuple[str, ...] = ("task.image_size=16", "train.epochs=3")
-    every: int = 5
-
-    def command(self, run: Path) -> list[str]:
-        settings = (
-            *self.settings,
-            f"data.train={self.images}/train",
-            f"data.val={self.images}/val",
-            f"checkpoint.every={self.every} steps",
-            "log.every=1",
-            f"run.dir={run}",
-        )
-        options = [part for setting in settings for part in ("--set", setting)]
-        return [
-            sys.executable,
-            "-m",
-            "hotloop",
-            "train",
-            str(REPOSITORY / "examples/digits/job.toml"),
-            *options,
-            "--json",
-        ]
+    weights: str
+    seconds: float
 
 
-def start(trial: Trial, run: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    return subprocess.Popen(
-        trial.command(run), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
-    )
+def finish(trial: Trial, faults: Faults, damaged: str = "") -> str:
+    """Start until it has finished; the hash of its weights, or nothing."""
+    for _ in range(_MOST_STARTS):
+        with started(trial) as training:
+            pass
+        if training.hung:
+            faults.wrong("hangs", f"{trial.setting}, started again")
+            return ""
+        if training.code == 0:
+            result = json.loads(training.out)
+            if damaged and Path(result["resumed_from"]).name == damaged:
+                faults.wrong("accepted", damaged)
+            return str(result["weights_sha256"])
+    faults.wrong("errors", f"{trial.setting}, started again: code {training.code}: {training.err[-300:]}")
+    return ""
 
 
-def finish(trial: Trial, run: Path) -> tuple[dict[str, object] | None, bool]:
-    """Run to the end: the result, or nothing, and whether it hung."""
-    with start(trial, run) as process:
-        try:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return None, True
-    return (json.loads(output) if process.returncode == 0 else None), False
+def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undisturbed, faults: Faults) -> None:
+    """One trial."""
+    faults.trials += 1
+    outcome = KINDS[kind][0](trial, moments, undisturbed.seconds)
+    if outcome.wrong:
+        faults.wrong("errors", outcome.wrong)
+    if outcome.hung:
+        faults.wrong("hangs", f"{trial.setting}, disturbed")
+    kept = trial.newest_step
+    said = max((record["step"] for record in trial.records("checkpoint")), default=0)
+    faults.resumed += kept > 0
+    if kept < said and not outcome.damaged:
+        faults.wrong("lost", f"step {said} was saved, {kept} is there")
+    weights = finish(trial, faults, outcome.damaged)
+    if weights and weights != undisturbed.weights:
+        faults.wrong("mismatches", f"{trial.setting} from step {kept}")
 
 
-def kill_once(trial: Trial, run: Path, after_seconds: float) -> int:
-    """Start, kill after some seconds (if it is still there); the last step that was logged."""
-    with start(trial, run) as process:
-        try:
-            process.communicate(timeout=after_seconds)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
-    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
-    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
-    return max(steps, default=0)
+def run_trials(counts: dict[str, int], images: Path, seed: int = 0, settings: Sequence[str] = ()) -> dict[str, Faults]:
+    """So many trials of each kind, one after another.
 
-
-def newest_step(run: Path) -> int:
-    return max((int(path.name.rsplit("-", 1)[-1]) for path in (run / "checkpoints").glob("epoch-*")), default=0)
-
-
-def run_trials(trials: int, images: Path, seed: int = 0) -> Faults:
-    """All trials, one after another."""
-    faults = Faults()
-    moments = random.Random(seed)
-    trial = Trial(images)
+    Args:
+        settings: only these; all that a kind is for if there are none.
+    """
+    undisturbed: dict[str, Undisturbed] = {}
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        expected, _ = finish(trial, Path(folder) / "undisturbed")
-        whole_seconds = time.monotonic() - began
-        assert expected, "the undisturbed run failed"
-        for number in range(trials):
-            run = Path(folder) / f"run{number}"
-            reached = kill_once(trial, run, moments.uniform(0, whole_seconds))
-            kept = newest_step(run)
-            result, hung = finish(trial, run)
-            faults.trials += 1
-            faults.hangs += hung
-            faults.errors += result is None and not hung
-            faults.resumed += kept > 0
-            faults.lost += reached - kept > trial.every
-            faults.mismatches += result is not None and result["weights_sha256"] != expected["weights_sha256"]
-    return faults
+        for setting in settings or SETTINGS:
+            began = time.monotonic()
+            trial = Trial(images, Path(folder, f"undisturbed-{setting}"), setting)
+            weights = finish(trial, Faults())
+            assert weights, f"the undisturbed run failed: {setting}"
+            undisturbed[setting] = Undisturbed(weights, time.monotonic() - began)
+        for kind, count in counts.items():
+            moments = random.Random(f"{seed} {kind}")
+            faults = found[kind] = Faults()
+            turns = [setting for setting in KINDS[kind][1] if setting in undisturbed]
+            for number in range(count):
+                setting = turns[number % len(turns)]
+                trial = Trial(images, Path(folder, f"{kind}{number}".replace(" ", "-")), setting)
+                disturb(kind, trial, moments, undisturbed[setting], faults)
+                print(f"{kind} {number + 1}/{count} {setting}: {faults.notes[-1:]}", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--trials", type=int, default=100, help="SIGKILLs; other kinds have a share of that")
+    parser.add_argument("--only", action="append", choices=KINDS, help="kinds")
     parser.add_argument("--images", type=Path, default=REPOSITORY / "examples/digits/images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--record", action="store_true", help="write bench/results/kills.json")
+    parser.add_argument("--record", action="store_true", help="write bench/results/faults.json")
     arguments = parser.parse_args()
-    faults = asdict(run_trials(arguments.trials, arguments.images, arguments.seed))
-    if arguments.record:
-        sys.path.insert(0, str(REPOSITORY / "bench"))
-        from record import publish
+    counts = {kind: max(1, round(arguments.trials * KINDS[kind][2])) for kind in arguments.only or KINDS}
+    sys.path.insert(0, str(REPOSITORY / "bench"))
+    from record import RESULTS, publish, source
 
-        publish("kills", faults, arguments.json)
+    faults = run_trials(counts, arguments.images.absolute(), arguments.seed)
+    of_kinds = {kind: asdict(one) for kind, one in faults.items()}
+    file = RESULTS / "faults.json"
+    if arguments.record and file.exists() and (earlier := json.loads(file.read_text()))["source_sha256"] == source():
+        of_kinds = {**earlier["kinds"], **of_kinds}  # kinds may be run one after another: all take hours
+    total = {name: sum(one[name] for one in of_kinds.values()) for name in _COUNTS}
+    if arguments.record:
+        publish("faults", {**total, "kinds": of_kinds}, arguments.json)
     else:
-        print(json.dumps(faults) if arguments.json else faults)
+        print(json.dumps({**total, "kinds": of_kinds}, indent=None if arguments.json else 2))
 
 
 if __name__ == "__main__":
