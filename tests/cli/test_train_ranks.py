@@ -149,6 +149,40 @@ def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command,
     assert "finished after 12 steps" in done.out
 
 
+LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4", "--set", "model.arguments.hidden=48"]
+
+
+@pytest.mark.parametrize(("parallel", "processes", "more"), [("tp", 2, []), ("fsdp+tp", 4, LLAMA)])
+def test_layers_of_several_ranks_train_the_same(
+    hotloop: Command, text: Path, parallel: str, processes: int, more: list[str]
+) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=one", *more, expect=0)
+    several = ["--set", f"parallel={parallel}", "--set", f"ranks.processes={processes}", *more]
+    first = ["--set", "train.epochs=1", "--set", "run.dir=several"]
+    hotloop("train", "job.toml", *several, *first, expect=0)
+    done = hotloop("train", "job.toml", *several, "--set", "run.dir=several", "--json", expect=0)
+    alone = json.loads((text.parent / "one/result.json").read_text())
+    assert json.loads(done.out)["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
+    torch.testing.assert_close(weights_of(text.parent / "several"), weights_of(text.parent / "one"))
+    assert losses(text.parent / "several") == pytest.approx(losses(text.parent / "one"), rel=1e-4)
+    again = ["--set", "train.epochs=3", "--set", "run.dir=several", *more]
+    assert "finished after 12 steps" in hotloop("train", "job.toml", *again, expect=0).out, "by one alone"
+
+
+def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path) -> None:
+    together = ["--set", "parallel=tp", "--set", "ranks.processes=3"]
+    done = hotloop("train", "job.toml", *together, expect=2)
+    assert "kv_heads = 2 cannot be divided among 3 ranks" in done.err
+    assert done.err.count("error: ") == 1
+    done = hotloop("train", "job.toml", "--set", "parallel=fsdp+tp", "--set", "ranks.processes=3", expect=2)
+    assert "3 processes cannot compute layers together by 2" in done.err
+
+
+def test_a_model_that_does_not_say_how_it_is_divided_is_refused(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", *TWO, "--set", "parallel=tp", expect=2)
+    assert "Sequential does not say how its layers are divided" in done.err
+
+
 @pytest.mark.parametrize("setting", ["precision=fp16", "train.ema=0.9", "speed.graph=true"])
 def test_what_divided_weights_do_not_go_with_is_refused(hotloop: Command, text: Path, setting: str) -> None:
     options = ["--set", "parallel=fsdp", *TWO, "--set", setting]

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hotloop.core.units import count, format_amount, format_bytes, format_seconds
-from hotloop.train.observer import Ended, Event, Logged, Observer, Saved, Started, Validated, Warned
+from hotloop.train.observer import Copied, Ended, Event, Logged, Observer, Saved, Started, Validated, Warned
 
 
 def terminal_observer() -> Observer:
@@ -73,6 +73,8 @@ class LinesObserver(Observer):
                 )
             case Saved():
                 self.saved(event)
+            case Copied():
+                self.print(f"copied to {event.place} in {format_seconds(event.seconds)}")
             case Warned():
                 self.print(f"warning: {event.text}", style="yellow")
             case Ended():

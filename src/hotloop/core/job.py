@@ -232,6 +232,9 @@ class CheckpointSection(Section):
     background: bool | Auto = Field(
         "auto", description="written by another process meanwhile; auto: large ones, if the host can hold a copy"
     )
+    copy_to: str = Field("", description='a place in object storage that they are copied to: "s3://bucket/folder"')
+    encryption: Literal["store", "aes256", "kms"] = Field("store", description="of the copies; store: its own way")
+    kms_key: str = Field("", description="that the store encrypts with; empty: the account's")
     interruption: IntervalText = Field(
         Interval(4 * 3600, "seconds"), description="expected between two of them, for auto, before the run has had any"
     )
@@ -254,6 +257,9 @@ class RanksSection(Section):
     processes: PositiveInt | Auto = Field("auto", description="how many on this machine; auto: one for each GPU")
     restarts: NonNegativeInt = Field(
         3, description="how often all of them are started again from the last checkpoint, if one is lost"
+    )
+    tensor: PositiveInt | Auto = Field(
+        "auto", description="of them compute each layer together; auto: tp all, fsdp+tp 2"
     )
     timeout: IntervalText = Field(
         Interval(600, "seconds"), description="without progress for so long, a run of several hangs and is ended"
@@ -286,10 +292,10 @@ class Job(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "float8"] = Field(
         "auto", description="auto: bf16 on cards that have it, fp16 on older ones, fp32 on a CPU"
     )
-    parallel: Literal["auto", "none", "ddp", "fsdp"] = Field(
+    parallel: Literal["auto", "none", "ddp", "fsdp", "tp", "fsdp+tp"] = Field(
         "auto",
-        description="several GPUs: a copy of the model on each (ddp), its weights divided (fsdp), or one used "
-        "(none); auto: ddp if weights, gradients and the optimizer's state fit",
+        description="several GPUs: a copy of the model on each (ddp), its weights divided (fsdp), its layers (tp), "
+        "both (fsdp+tp), or one used (none); auto: ddp if weights, gradients and the optimizer's state fit, else fsdp",
     )
     task: Annotated[
         Annotated[ImagesTask, Tag("images")]

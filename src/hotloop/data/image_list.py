@@ -19,10 +19,11 @@ from hotloop.data.columns import Column, Texts
 from hotloop.data.decode import read_file
 from hotloop.data.index import indexed
 from hotloop.data.listing import Listing, Spans, label_column
+from hotloop.data.object_store import is_remote
 from hotloop.data.parquet import SUFFIX as PARQUET
 from hotloop.data.parquet import require_pyarrow
 from hotloop.data.parquet_list import scan_parquet
-from hotloop.data.remote import Remote, is_remote
+from hotloop.data.remote import Remote
 from hotloop.data.remote_list import find_remote
 from hotloop.data.shards import scan_shards, shards_of, states_of
 from hotloop.data.stages import READING

@@ -7,29 +7,18 @@ machine's role; none of them goes anywhere else.
 import hashlib
 import io
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.data.object_cache import keep, open_cache, read_kept
+from hotloop.data.object_store import obstore_module, open_store, reason, refused
 
-_SCHEMES = ("s3", "gs", "az")
-_CONNECT_SECONDS, _ANSWER_SECONDS, _RETRY_SECONDS = 5, 30, 60
 _AT_ONCE = 16
 """Questions to a store at the same time."""
-
-
-def is_remote(location: str) -> bool:
-    """Whether a location is in object storage."""
-    scheme, separator, _ = location.partition("://")
-    return bool(separator) and scheme in _SCHEMES
 
 
 @dataclass(frozen=True)
@@ -91,14 +80,14 @@ def list_objects(url: str) -> list[Object]:
     Raises:
         InputError: obstore is not installed, or the store refuses or does not answer.
     """
-    obstore = _obstore()
+    obstore = obstore_module()
     try:
-        return [_object(each) for page in obstore.list(_store(url), chunk_size=1000) for each in page]
+        return [_object(each) for page in obstore.list(open_store(url), chunk_size=1000) for each in page]
     except obstore.exceptions.InvalidPathError as error:
         cause = "names with empty parts, dots alone or control characters cannot be listed"
-        raise InputError(f"{url}: {_reason(error)}", cause, "rename that object, or name a folder without it") from None
+        raise InputError(f"{url}: {reason(error)}", cause, "rename that object, or name a folder without it") from None
     except (obstore.exceptions.BaseError, OSError) as error:
-        raise _refused(url, error) from None
+        raise refused(url, error) from None
 
 
 def find_objects(url: str, names: Sequence[str]) -> list[Object]:
@@ -107,7 +96,7 @@ def find_objects(url: str, names: Sequence[str]) -> list[Object]:
     Raises:
         InputError: as `list_objects`.
     """
-    obstore, store = _obstore(), _store(url)
+    obstore, store = obstore_module(), open_store(url)
 
     def find(name: str) -> Object | None:
         try:
@@ -115,7 +104,7 @@ def find_objects(url: str, names: Sequence[str]) -> list[Object]:
         except FileNotFoundError:
             return None
         except (obstore.exceptions.BaseError, OSError) as error:
-            raise _refused(url, error) from None
+            raise refused(url, error) from None
 
     with ThreadPoolExecutor(_AT_ONCE, "hotloop-objects") as pool:
         return [found for found in pool.map(find, names) if found]
@@ -162,18 +151,18 @@ class _Raw(io.RawIOBase):
 
 
 def _fetch(url: str, name: str, start: int, size: int | None) -> bytes:
-    obstore = _obstore()
+    obstore = obstore_module()
     try:
         if size is None:
-            return bytes(obstore.get(_store(url), name).bytes())
-        content = bytes(obstore.get_range(_store(url), name, start=start, length=size)) if size else b""
+            return bytes(obstore.get(open_store(url), name).bytes())
+        content = bytes(obstore.get_range(open_store(url), name, start=start, length=size)) if size else b""
     except FileNotFoundError:
         raise
     except obstore.exceptions.BaseError as error:
         if size is not None and _is_shorter(url, name, start + size):
             raise EOFError(name) from None
         fix = "see whether the store answers, and start again: a run continues where it was"
-        raise HotloopError(f"{url}/{name} cannot be read", _reason(error), fix) from None
+        raise HotloopError(f"{url}/{name} cannot be read", reason(error), fix) from None
     if len(content) < size:
         raise EOFError(name)
     return content
@@ -181,51 +170,6 @@ def _fetch(url: str, name: str, start: int, size: int | None) -> bytes:
 
 def _is_shorter(url: str, name: str, end: int) -> bool:
     try:
-        return int(_obstore().head(_store(url), name)["size"]) < end
+        return int(obstore_module().head(open_store(url), name)["size"]) < end
     except Exception:  # the store does not answer: what it said before is told
         return False
-
-
-@lru_cache(maxsize=16)
-def _store(url: str) -> Any:
-    """Opened once a process: processes of ours are spawned, never forked, which its threads would not survive."""
-    retry = {"max_retries": 8, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
-    client = {
-        "connect_timeout": f"{_CONNECT_SECONDS}s",
-        "timeout": f"{_ANSWER_SECONDS}s",
-        "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"),
-    }
-    try:
-        # Quoted: a store would take # and ? for the end of the path.
-        scheme, _, path = url.partition("://")
-        return _obstore().store.from_url(f"{scheme}://{quote(path)}", client_options=client, retry_config=retry)
-    except (_obstore().exceptions.BaseError, ValueError) as error:
-        raise _refused(url, error) from None
-
-
-def _obstore() -> Any:
-    try:
-        import obstore
-        import obstore.exceptions
-        import obstore.store
-    except ImportError:
-        what = "object storage is read by obstore"
-        raise InputError(what, "it is not installed", "pip install 'hotloop[s3]'") from None
-    return obstore
-
-
-def _refused(url: str, error: Exception) -> InputError:
-    if not url.startswith("s3://"):
-        fix = "see that the machine's credentials for that store are those that may read it"
-    else:
-        plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-        fix = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for a store of your own"
-        fix += ", and AWS_ALLOW_HTTP=true if it has no TLS" if plain else ""
-    return InputError(f"{url} cannot be read", _reason(error), fix)
-
-
-def _reason(error: Exception) -> str:
-    """What a store says, in a line: the code and the message of its answer, if it gave one."""
-    text = " ".join(str(error).split())
-    found = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
-    return ": ".join(found) or text[:300] or type(error).__name__

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from hotloop.core.errors import InputError
 from hotloop.tasks.cross_entropy import computed_in, linear_cross_entropy
+from hotloop.tasks.tensor_parallel import Team
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ SHAPES = {
 
 
 class Attention(nn.Module):
-    """Causal self-attention, keys and values shared by groups of heads."""
+    """Causal self-attention, keys and values shared by groups of heads.
+
+    Rows of `qkv` lie group by group, each with its queries, its key and its value, so that ranks can have groups each.
+    """
 
     def __init__(self, shape: Shape, context: int) -> None:
         super().__init__()
@@ -72,16 +77,16 @@ class Attention(nn.Module):
             self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        batch, tokens, width = x_BTD.shape
-        shape, key_width = self.shape, self.shape.kv_heads * self.head_width
-        q, k, v = self.qkv(x_BTD).split([width, key_width, key_width], dim=2)
-        q_BHTK = q.view(batch, tokens, shape.heads, self.head_width).transpose(1, 2)
-        k_BHTK, v_BHTK = (t.view(batch, tokens, shape.kv_heads, self.head_width).transpose(1, 2) for t in (k, v))
+        batch, tokens, _ = x_BTD.shape
+        shape, queries = self.shape, self.shape.heads // self.shape.kv_heads
+        groups = self.qkv(x_BTD).view(batch, tokens, -1, queries + 2, self.head_width)
+        q_BHTK = groups[:, :, :, :queries].flatten(2, 3).transpose(1, 2)
+        k_BHTK, v_BHTK = (groups[:, :, :, queries + number].transpose(1, 2) for number in (0, 1))
         if shape.llama:
             q_BHTK, k_BHTK = (_rotate(t, self.cos[:tokens], self.sin[:tokens]) for t in (q_BHTK, k_BHTK))
         grouped = shape.kv_heads != shape.heads
         mixed = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, enable_gqa=grouped)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2, 3))
         return projected
 
 
@@ -96,19 +101,27 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return turned.to(x_BHTK.dtype)
 
 
+def _gate_groups(shape: Shape) -> int:
+    return math.gcd(shape.hidden, shape.kv_heads)
+
+
 class FeedForward(nn.Module):
-    """Two layers with GELU between them, or Llama's gated three."""
+    """Two layers with GELU between them, or Llama's gated three.
+
+    With gates, rows of `up` lie in groups as those of `qkv`, each with its gates and its values.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gated = shape.llama
+        self.group_width = shape.hidden // _gate_groups(shape)
         self.up = nn.Linear(shape.width, shape.hidden * (2 if shape.llama else 1), bias=not shape.llama)
         self.down = nn.Linear(shape.hidden, shape.width, bias=not shape.llama)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.gated:
-            gate, value = self.up(x_BTD).chunk(2, dim=-1)
-            inner = functional.silu(gate) * value
+            gate, value = self.up(x_BTD).unflatten(-1, (-1, 2, self.group_width)).unbind(-2)
+            inner = (functional.silu(gate) * value).flatten(-2)
         else:
             inner = functional.gelu(self.up(x_BTD), approximate="tanh")
         result: Tensor = self.down(inner)
@@ -161,21 +174,58 @@ class Decoder(nn.Module):
         if shape.tied:
             self.head.weight = self.embedding.weight
         self._draw_weights(shape)
+        self._shape = shape
+        self._context = context
+        self._team: Team | None = None
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Let the ranks of a mesh compute each layer together; this one keeps its part.
+
+        Raises:
+            InputError: something cannot be divided by their number.
+        """
+        shape, number = self._shape, mesh.size()
+        hidden = _gate_groups(shape) if shape.llama else shape.hidden
+        sizes = {"kv_heads": shape.kv_heads, "width": shape.width, "hidden": hidden, "context": self._context}
+        for name, size in sizes.items():
+            if size % number:
+                raise InputError(
+                    f"{name} = {size} cannot be divided among {number} ranks", "each computes its part of every layer",
+                    f"--set ranks.tensor={math.gcd(*sizes.values())}",
+                )  # fmt: skip
+        team = self._team = Team(mesh)
+        team.divide_embedding(self.embedding)
+        if self.positions is not None:
+            team.copy_table(self.positions)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            team.copy_norm(block.attention_norm)
+            team.copy_norm(block.feed_forward_norm)
+            team.divide_layers(block.attention, "qkv", "out")
+            team.divide_layers(block.feed_forward, "up", "down")
+        team.copy_norm(self.norm)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
+        else:
+            team.divide_output(self.head)
 
     def forward(self, tokens_BT: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (B, T, V); with targets, their mean cross entropy, without holding all logits in float32."""
+        team, tokens = self._team, tokens_BT.shape[1]
         x_BTD = self.embedding(tokens_BT)
         if self.positions is not None:
-            x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[1]]
+            table = self.positions.weight
+            x_BTD = x_BTD + (team.own_rows(table, tokens) if team else table[:tokens])
         if computed_in(x_BTD) is torch.bfloat16:  # half the memory traffic around the norms; fp16 has too small a range
             x_BTD = x_BTD.bfloat16()
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        x_BTD = self.norm(x_BTD)
-        if targets is not None:
-            return linear_cross_entropy(x_BTD.flatten(0, 1), self.head.weight, targets.flatten())
-        logits_BTV: Tensor = self.head(x_BTD)
-        return logits_BTV
+        x_BTD, weight_VD = self.norm(x_BTD), team.whole(self.head.weight) if team else self.head.weight
+        if targets is None:
+            return functional.linear(team.all_tokens(x_BTD) if team else x_BTD, weight_VD)
+        targets_BT = team.own_tokens(targets) if team else targets
+        loss = linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
+        return team.mean(loss) if team else loss
 
     def _draw_weights(self, shape: Shape) -> None:
         """GPT-2's: normal with 0.02, less for what is added to the stream of `2 * layers` sums; biases zero."""

@@ -20,6 +20,7 @@ from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.agreement import Agreement, Wishes
 from hotloop.train.checkpoint.checkpointer import Checkpointer, newest_path
+from hotloop.train.checkpoint.copies import Copies
 from hotloop.train.checkpoint.files import Share
 from hotloop.train.checkpoint.parts import State
 from hotloop.train.checkpoint.saving import Saving
@@ -29,7 +30,7 @@ from hotloop.train.flops import Arithmetic
 from hotloop.train.heartbeat import Heart
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
-from hotloop.train.observer import Logged, Observer, Saved, Validated
+from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
 from hotloop.train.patience import StopRequested
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
@@ -55,6 +56,7 @@ class Parts:
         world: the processes that train together; the first one writes and tells.
         heart: shows what this one is at.
         history: of the run's earlier starts; the first rank's alone is asked.
+        copies: of its checkpoints; of the first rank, if they are wanted.
     """
 
     job: Job
@@ -70,6 +72,7 @@ class Parts:
     world: World = ALONE
     heart: Heart = field(default_factory=lambda: Heart(ALONE))
     history: History = field(default_factory=History)
+    copies: Copies | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class Loop:
             if timer:
                 timer.start()
             counted = self._parts.train.settings.counted(number, len(self._parts.train.dataset))
-            share = counted * self._world.size / samples  # gradients are averaged over the ranks
+            share = counted * self._world.data_size / samples  # gradients are averaged over the ranks
             self._parts.step.run(ready, share=share, last=number == end - 1)
             if timer:
                 timer.stop()
@@ -215,7 +218,7 @@ class Loop:
 
     def _prepare(self, batch: DeviceBatch) -> Tensors:
         """Apart from the step, as it draws random numbers on the host, which must depend on the batch alone."""
-        number = batch.number + (self._world.rank << 32)  # ranks have other samples of it, and draw for those
+        number = batch.number + (self._world.data_rank << 32)  # ranks have other samples of it, and draw for those
         with drawn_from(batch_seed(self._job.seed, batch.epoch, number)):
             return self._parts.task.prepare(self._parts.train.expand(batch.tensors), training=True)
 
@@ -325,11 +328,20 @@ class Loop:
         self._save()
         self._parts.heart.phase = "saving"
         self._end_saving()
+        self._look_at_copies(wait=True)
 
     def _look_at_saving(self) -> None:
         """Note that a checkpoint is whole, once it is."""
         if self._saving and self._saving.saving.done():
             self._end_saving()
+        self._look_at_copies(wait=False)
+
+    def _look_at_copies(self, wait: bool) -> None:
+        for copy in self._parts.copies.finished(wait) if self._parts.copies else []:
+            if copy.trouble:
+                self._parts.observer.warn(f"no copy at {copy.place}: {copy.trouble}")
+            else:
+                self._parts.observer.on(Copied(copy.place, copy.seconds))
 
     def _end_saving(self) -> None:
         """Wait until the one that is being written is whole."""
@@ -342,6 +354,8 @@ class Loop:
             seconds = time.perf_counter() - begun.started
             self._saves.saved(begun.stalled_seconds, seconds)
             self._parts.observer.on(Saved(begun.progress, str(path), seconds, begun.stalled_seconds))
+            if self._parts.copies:
+                self._parts.copies.begin(path)
 
     def _note_damages(self) -> None:
         sources = (self._parts.train, self._parts.val)

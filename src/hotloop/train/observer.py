@@ -86,6 +86,14 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """A checkpoint is in object storage, too."""
+
+    place: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Warned:
     """Something that does not stop the run."""
 
@@ -100,7 +108,7 @@ class Ended:
     result: Result
 
 
-Event = Started | Logged | Validated | Saved | Warned | Ended
+Event = Started | Logged | Validated | Saved | Copied | Warned | Ended
 
 
 class Observer:

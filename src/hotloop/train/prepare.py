@@ -32,7 +32,7 @@ from hotloop.train.sharded import is_sharded
 from hotloop.train.source import ArraySource
 from hotloop.train.step import Loss, Step
 from hotloop.train.step_settings import StepSettings
-from hotloop.train.world import ALONE, World, check_shardable, check_share
+from hotloop.train.world import ALONE, DIVIDED, World, check_shardable, check_share
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,21 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     task = load_task(job)
     datasets = _datasets(job, task, world)
     train, settings = datasets[0]
-    model = _make_model(job, task, len(train), world.size)
+    model = _make_model(job, task, len(train), world.data_size)
     flops = flops_per_sample(task, train, job.seed)
     job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
     device = torch.device(job.device)
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
     job, last = choose_parallel(job, model, world)
     job, saves = choose_background(job, model, machine, world)
-    if job.parallel == "fsdp" and world.size > 1:
+    if job.parallel in DIVIDED and world.size > 1:
         check_shardable(job)
         model.to(memory_format=torch.contiguous_format)  # it divides weights without gaps only
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     model = spread(model, world, job.parallel, job.precision)
-    if world.rank:  # what each rank draws from here on, dropout say, is its own
-        seed_everything(batch_seed(job.seed, 0, world.rank))
-    step = _make_step(job, task, model, source, len(train), notify)
+    if world.data_rank:  # what each rank draws from here on, dropout say, is its own
+        seed_everything(batch_seed(job.seed, 0, world.data_rank))
+    step = _make_step(job, task, model, source, len(train), notify, world)
     arithmetic = Arithmetic(flops, matrix_rate(device, job.precision) * world.size)
     return Ready(job, [*choices, *more, *last, *saves], task, datasets, source, step, arithmetic)
 
@@ -110,7 +110,7 @@ def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderS
     for name, dataset in (("train", train), ("val", val)):
         if dataset is not None and len(dataset) == 0:
             raise InputError(f'the data set of "{name}" has 0 samples', "there is nothing to read", "name other data")
-    check_share(job, world.size)
+    check_share(job, world.data_size)
     if job.data.batch_size > len(train):
         raise InputError(
             f"data.batch_size = {job.data.batch_size} is more than the {len(train)} samples of {job.data.train}",
@@ -118,7 +118,7 @@ def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderS
             f"--set data.batch_size={len(train)}",
         )
     on_damaged = job.data.on_corrupt
-    part, drop = (world.rank, world.size), job.data.last_batch == "drop"
+    part, drop = (world.data_rank, world.data_size), job.data.last_batch == "drop"
     settings = LoaderSettings(job.data.batch_size, job.seed, True, drop, on_damaged, *part)
     datasets = [(train, settings)]
     if val is not None:
@@ -161,9 +161,10 @@ def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int, rank
 
 
 def _make_step(
-    job: Job, task: Task, model: nn.Module, source: ArraySource | None, samples: int, notify: Callable[[str], None]
-) -> Step:
-    pad_to = -(-job.data.batch_size // int(job.ranks.processes))  # what a rank has of a batch, at most
+    job: Job, task: Task, model: nn.Module, source: ArraySource | None, samples: int, notify: Callable[[str], None],
+    world: World,
+) -> Step:  # fmt: skip
+    pad_to = -(-job.data.batch_size // world.data_size)  # what a rank has of a batch, at most
     optimizer = task.optimizer(inner(model)) or make_optimizer(job.optimizer, model)
     steps = count_steps(job, samples)
     schedule = make_schedule(job.schedule, steps, steps // job.train.epochs)

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.pieces import no_room
-from hotloop.train.sharded import is_sharded, shard
-from hotloop.train.world import World
+from hotloop.train.sharded import divide, is_sharded
+from hotloop.train.world import DIVIDED, TENSOR, World
 
 _CAUTIOUS_WINDOWS = 2
 _SMALLER, _STOP, _DURING = 1.0, 2.0, 3.0
@@ -199,12 +199,12 @@ def spread(model: nn.Module, world: World, how: str, precision: str) -> nn.Modul
     """The model for several ranks.
 
     Args:
-        how: "ddp": a copy on each rank, whose gradients are averaged; "fsdp": its weights are divided among them.
+        how: as a job's `parallel` says.
     """
     if world.size == 1:
         return model
-    if how == "fsdp":
-        shard(model, world, precision)
+    if how in DIVIDED:
+        divide(model, world, precision, layers=how in TENSOR, weights="fsdp" in how)
         return model
     on_gpu = next(model.parameters()).is_cuda
     return DistributedDataParallel(

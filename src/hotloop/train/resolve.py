@@ -15,7 +15,7 @@ from hotloop.data.loader import workers_for
 from hotloop.train.compiler import keep_compiled_code
 from hotloop.train.precision import choose_precision
 from hotloop.train.sharded import divisible
-from hotloop.train.world import ALONE, World
+from hotloop.train.world import ALONE, DIVIDED, World
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list
         parallel = Choice("parallel", "none", "one process trains")
     job, taken = decided(job, [parallel])
     graph, why = job.device == "cuda", "one launch a step" if job.device == "cuda" else "it is for GPUs"
-    if job.parallel == "fsdp" and world.size > 1:
-        graph, why = False, "weights come from other ranks"
+    if job.parallel in DIVIDED and world.size > 1:
+        graph, why = False, "layers or their weights are of several ranks"
     job, more = decided(job, [Choice("speed.graph", graph, why)])
     return job, [*taken, *more]
 
@@ -97,7 +97,7 @@ def choose_background(job: Job, model: nn.Module, machine: Machine, world: World
     """Decide on `checkpoint.background`, once the model and `parallel` are known."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     size = weights * (1 + _STATES.get(job.optimizer.name, 2) + (job.train.ema > 0))
-    here = size * world.local_size // world.size if job.parallel == "fsdp" else size
+    here = size * world.local_size // world.size if job.parallel in DIVIDED else size
     fits = here <= _COPY_SHARE * machine.memory_bytes
     why = f"a checkpoint takes {format_bytes(size)}"
     if size >= _BACKGROUND_BYTES and not fits:

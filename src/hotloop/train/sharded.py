@@ -1,11 +1,11 @@
-"""Models whose weights, gradients and optimizer's states are divided among ranks (FSDP2); their states, whole."""
+"""Models that are divided among ranks: layers (tensor parallel), weights (FSDP2), or both; their states, whole."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
@@ -17,20 +17,39 @@ from hotloop.train.checkpoint.parts import StoredTensor
 from hotloop.train.world import World
 
 
-def shard(model: nn.Module, world: World, precision: str) -> None:
-    """Divide a model's weights among all ranks, in place.
+def divide(model: nn.Module, world: World, precision: str, layers: bool, weights: bool) -> None:
+    """Divide a model among ranks, in place.
 
-    A block's weights are gathered before it computes, those of the next one meanwhile, and given up after it; in bf16
-    if the training is, with the gradients added up in float32.
+    Args:
+        layers: neighbours compute each layer together (tensor parallel).
+        weights: those of a block are gathered before it computes, the next one's meanwhile, and given up after it; in
+            bf16 if the training is, with the gradients added up in float32 (FSDP2).
+
+    Raises:
+        InputError: the model cannot be divided so.
     """
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (world.data_size, world.tensor), mesh_dim_names=("data", "tensor"))
+    if layers:
+        divide_layers: Any = getattr(model, "divide", None)
+        if divide_layers is None:
+            raise InputError(
+                f"{type(model).__name__} does not say how its layers are divided among ranks",
+                "a model with tensor-parallel layers has a method divide(mesh)",
+                "--set parallel=fsdp",
+            )
+        divide_layers(mesh["tensor"])
+    if weights:
+        _shard(model, mesh["data"], precision)
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
     if not divisible(model):
         raise InputError(
             'parallel = "fsdp": the model has weights without a dimension',
             "they cannot be divided",
             "--set parallel=ddp",
         )
-    device = next(model.parameters()).device.type
-    mesh = init_device_mesh(device, (world.size,))
     dtype = torch.bfloat16 if precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     for module in model.modules():
@@ -48,7 +67,7 @@ def divisible(model: nn.Module) -> bool:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether its weights are divided among ranks."""
-    return isinstance(model, FSDPModule)
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.core.errors import HotloopError, cannot_write
+from hotloop.core.errors import HotloopError, InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 from hotloop.core.run import Result, Run, Status, open_run
@@ -21,7 +21,8 @@ from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
-from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint
+from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint, newest_path
+from hotloop.train.checkpoint.copies import Copies
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
@@ -41,7 +42,7 @@ from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
-from hotloop.train.world import ALONE, World, peer_lost
+from hotloop.train.world import ALONE, World, in_teams, peer_lost
 
 
 def train_job(
@@ -72,6 +73,7 @@ def train_job(
         stack.callback(observer.close)
         heart = stack.enter_context(Heart(world))
         job, resume = _started_again(job, resume, world)
+        world = in_teams(world, job)
         asked = job.preemption
         watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder)
         preemption = stack.enter_context(watching)
@@ -87,6 +89,7 @@ def train_job(
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
         world.note("run", str(run.directory))
         recorders = _recorders(job, run, stack) if world.first else []
+        copies = _copies(job, run, resume, observer.warn, stack) if world.first and job.checkpoint.copy_to else None
         parts = Parts(
             job=ready.job,
             run=run,
@@ -100,6 +103,7 @@ def train_job(
             arithmetic=ready.arithmetic,
             world=world,
             heart=heart,
+            copies=copies,
         )
         return run, _Training(parts, machine, ready.choices).run(named)
 
@@ -120,6 +124,27 @@ def _recorders(job: Job, run: Run, stack: ExitStack) -> list[Observer]:
     for recorder in recorders:
         stack.callback(recorder.close)
     return recorders
+
+
+def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack) -> Copies:
+    """Where the run's checkpoints are copied to; without any on the disk, it goes on from there.
+
+    Raises:
+        InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
+        CheckpointError: what is there cannot be read.
+    """
+    copies = Copies(job.checkpoint, run.directory.name)
+    stack.callback(copies.close)
+    if newest_path(run.checkpoints):
+        return copies
+    if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify)):
+        notify(f"{fetched} was fetched from {copies.url}")
+    elif resume != "auto" and copies.positions():
+        raise InputError(
+            f"{copies.url} has checkpoints of an earlier run", f"--resume {resume} does not continue them",
+            "--set checkpoint.copy_to=OTHER, or remove them there",
+        )  # fmt: skip
+    return copies
 
 
 def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None]) -> tuple[Ready, Decoding | None]:
@@ -230,6 +255,8 @@ class _Training:
                 check_identity(loaded, self.parts.identity)
             if named:
                 checkpointer.abandon_after(named.position)
+                if self.parts.copies:
+                    self.parts.copies.drop_newer(named.position)
         chosen = world.from_first(loaded.path if loaded else None)
         return loaded if world.first or chosen is None else load_checkpoint(chosen, lazily=True)
 

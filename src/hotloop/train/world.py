@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class World:
         local_size: how many there are on this host.
         restarts: how often all of them have been started again.
         folder: where processes of this host leave what the one that has started them wants to know; empty: nobody does.
+        tensor: so many neighbours compute each layer together, and train on the same samples.
     """
 
     rank: int = 0
@@ -49,6 +50,17 @@ class World:
     restarts: int = 0
     folder: str = ""
     group: Any = None
+    tensor: int = 1
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of each batch is this rank's."""
+        return self.rank // self.tensor
+
+    @property
+    def data_size(self) -> int:
+        """How many parts a batch has."""
+        return self.size // self.tensor
 
     @property
     def first(self) -> bool:
@@ -117,6 +129,30 @@ class World:
 ALONE = World()
 
 
+TENSOR = ("tp", "fsdp+tp")
+DIVIDED = ("fsdp", *TENSOR)
+"""Values of `parallel` with which ranks have parts of weights."""
+
+
+def in_teams(world: World, job: Job) -> World:
+    """The ranks as a job has them compute layers together.
+
+    Raises:
+        InputError: their number cannot be divided so.
+    """
+    if job.parallel not in TENSOR or world.size == 1:
+        return world
+    asked = job.ranks.tensor
+    number = asked if asked != "auto" else (world.size if job.parallel == "tp" else 2)
+    if world.size % number or (job.parallel == "tp" and number != world.size):
+        raise InputError(
+            f"{count(world.size, 'process', 'processes')} cannot compute layers together by {number}",
+            f'parallel = "{job.parallel}"',
+            "--set parallel=fsdp+tp with ranks.tensor that divides ranks.processes",
+        )
+    return replace(world, tensor=number)
+
+
 def is_rank() -> bool:
     """Whether this process was started as one of several, by torchrun or as torchrun does."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
@@ -148,8 +184,8 @@ def check_shardable(job: Job) -> None:
     for setting, given, other in obstacles:
         if given:
             raise InputError(
-                f'{setting} does not go with parallel = "fsdp"',
-                "weights are divided among the ranks, and gathered while the model computes",
+                f'{setting} does not go with parallel = "{job.parallel}"',
+                "weights are divided among the ranks",
                 f"--set {other}, or --set parallel=ddp",
             )
 
@@ -165,7 +201,7 @@ def processes_for(job: Job) -> int:
     asked = job.ranks.processes
     if job.parallel == "none":
         return 1
-    if job.parallel == "fsdp":
+    if job.parallel in DIVIDED:
         check_shardable(job)
     if asked == "auto":
         return max(1, min(gpus, job.data.batch_size))

@@ -69,6 +69,12 @@ def checkpoint_name(position: Position) -> str:
     return f"epoch-{position[0]:04d}-step-{position[1]:08d}"
 
 
+def position_of(name: str) -> Position | None:
+    """That a folder's name tells; None if it is no checkpoint's."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def part_name(share: Share) -> str:
     """Of the file with the tensors of a share."""
     return f"part-{share.number + 1:05d}-of-{share.of:05d}.safetensors"
@@ -81,10 +87,10 @@ def all_checkpoints(folder: Path) -> list[tuple[Position, Path]]:
         OSError: the folder cannot be read.
     """
     try:
-        named = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+        named = [(found, path) for path in folder.iterdir() if (found := position_of(path.name)) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((((int(match[1]), int(match[2])), path) for match, path in named), reverse=True)
+    return sorted(named, reverse=True)
 
 
 def write_checkpoint(

