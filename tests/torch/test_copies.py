@@ -72,15 +72,14 @@ def copies(bucket: str, **settings: str) -> Copies:
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job: Path, bucket: str) -> None:
-    hotloop("train", "job.toml", "--set", "run.dir=whole", expect=0)
     first = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=3", "--set", "checkpoint.keep=1", expect=0)
-    assert f"copied to s3://{bucket}/models/mine/epoch-0003-step-00000018" in first.out
+    assert f"copied to s3://{bucket}/models/mine/epoch-0003-step-00000018" in first.err
     kept = [name for name in names(bucket) if name.endswith("manifest.json")]
     assert kept == ["models/mine/epoch-0003-step-00000018/manifest.json"]
     shutil.rmtree(job.parent / "mine")
     done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=4", expect=0)
     assert f"was fetched from s3://{bucket}/models/mine" in done.err
-    assert "continuing at step 18" in done.out
+    assert "continuing at step 18" in done.err
     assert "finished after 24 steps" in done.out
     shutil.rmtree(job.parent / "mine")
     refused = hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)

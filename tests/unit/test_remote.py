@@ -23,6 +23,7 @@ from hotloop.data import object_cache, remote
 from hotloop.data.image_list import ImageList, find_images
 from hotloop.data.images import CenterCrop, ImageFiles
 from hotloop.data.loader import Loaders, LoaderSettings
+from hotloop.data.object_store import open_store
 from hotloop.data.pack import PackSettings, pack_images
 
 PLENTY = 2.0**30
@@ -42,10 +43,10 @@ def store(
     for name, value in server[0].items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    remote._store.cache_clear()
+    open_store.cache_clear()
     name = f"b{abs(hash(request.node.nodeid)) % 10**12}"
     yield object_store.bucket(name)
-    remote._store.cache_clear()
+    open_store.cache_clear()
 
 
 def url(store: Any) -> str:
@@ -253,7 +254,7 @@ def test_a_store_that_refuses(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "_RETRY_SECONDS", 1)
+    monkeypatch.setattr("hotloop.data.object_store._RETRY_SECONDS", 1)
     with pytest.raises(InputError) as refused:
         find_images(f"{url(store)}/train")
     assert words in str(refused.value)
@@ -276,8 +277,8 @@ def test_a_store_that_does_not_answer_any_more_ends_the_run(
     upload(store, make_images(each=6), "train")
     files = ImageFiles(find_images(f"{url(store)}/train"), 8, CenterCrop(1.0), 10**6)
     for name, value in (("_RETRY_SECONDS", 1), ("_ANSWER_SECONDS", 1), ("_CONNECT_SECONDS", 1)):
-        monkeypatch.setattr(remote, name, value)
-    remote._store.cache_clear()
+        monkeypatch.setattr(f"hotloop.data.object_store.{name}", value)
+    open_store.cache_clear()
     with Loaders([(files, LoaderSettings(6))], 0) as (loader,):
         server[1].send_signal(signal.SIGSTOP)
         try:
