@@ -158,8 +158,8 @@ def test_layers_of_several_ranks_train_the_same(
 ) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=one", *more, expect=0)
     several = ["--set", f"parallel={parallel}", "--set", f"ranks.processes={processes}", *more]
-    first = ["--set", "train.epochs=1", "--set", "run.dir=several"]
-    hotloop("train", "job.toml", *several, *first, expect=0)
+    if parallel == "tp":
+        hotloop("train", "job.toml", *several, "--set", "train.epochs=1", "--set", "run.dir=several", expect=0)
     done = hotloop("train", "job.toml", *several, "--set", "run.dir=several", "--json", expect=0)
     alone = json.loads((text.parent / "one/result.json").read_text())
     assert json.loads(done.out)["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)

@@ -154,7 +154,7 @@ def test_no_changed_bit_of_a_part_is_accepted(
 
 
 def test_what_is_stored_is_read_in_parts_from_files_of_several_processes(tmp_path: Path) -> None:
-    """As two ranks would have written it, in pieces of 40 and 60 rows."""
+    """As three ranks would have written it, the last one with less rows."""
     expected = torch.randn(100, 70, generator=torch.Generator().manual_seed(0))
     path = Checkpointer(tmp_path).save({"weights": expected}, step=1)
     divide(path, expected)
@@ -174,12 +174,13 @@ def divide(path: Path, whole: Tensor) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "part-00001-of-00001.safetensors").unlink()
     files = {"state.pt": manifest["files"]["state.pt"]}
-    for number, rows in enumerate((slice(0, 40), slice(40, 100)), 1):
-        name = f"part-{number:05d}-of-00002.safetensors"
+    for number, rows in enumerate((slice(0, 34), slice(34, 68), slice(68, 100)), 1):
+        name = f"part-{number:05d}-of-00003.safetensors"
         part = Part("weights", whole[rows], (rows.start, 0))
         (path / name).write_bytes(header([part]) + part.tensor.numpy().tobytes())
         files[name] = describe(path / name)
-    (path / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+    tensors = [{**manifest["tensors"][0], "mesh": [3], "placements": [[0]]}]
+    (path / "manifest.json").write_text(json.dumps({**manifest, "files": files, "tensors": tensors}))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as we have asked
@@ -187,6 +188,7 @@ def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
     weights = torch.randn(100, 70, generator=torch.Generator().manual_seed(0))
     path = Checkpointer(tmp_path).save({"model": {"weights": weights}}, step=1)
     assert torch.equal(load_file(path / "part-00001-of-00001.safetensors")["model.weights"], weights)
+    path = Checkpointer(tmp_path).save({"weights": weights}, step=2)
     divide(path, weights)
     found = {"weights": torch.zeros(100, 70)}
     torch_checkpoint.load(found, storage_reader=torch_checkpoint.HuggingFaceStorageReader(str(path)), no_dist=True)

@@ -316,7 +316,8 @@ class Loop:
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         if self._world.first:
             self._checkpointer.open(*place)
-        saving = self._checkpointer.begin(self._state(), *place)  # to say the state, ranks wait for each other
+        self._world.from_first(None)  # the folder is there for all
+        saving = self._checkpointer.begin(self._state(), *place)
         self._saving = _Begun(saving, self.progress, started, time.perf_counter() - started)
         self._saved = self.progress
         self._look_at_saving()
@@ -365,7 +366,7 @@ class Loop:
 
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""
-        random, *others = self._world.gathered(random_state())
+        random, *others = self._world.gathered_on_first(random_state()) or [random_state()]
         return {
             "identity": self._parts.identity,
             "job": self._job.model_dump(mode="json"),

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.pieces import no_room
-from hotloop.train.sharded import divide, is_sharded
+from hotloop.train.sharded import divide, is_sharded, mesh_of
 from hotloop.train.world import DIVIDED, TENSOR, World
 
 _CAUTIOUS_WINDOWS = 2
@@ -204,7 +204,8 @@ def spread(model: nn.Module, world: World, how: str, precision: str) -> nn.Modul
     if world.size == 1:
         return model
     if how in DIVIDED:
-        divide(model, world, precision, layers=how in TENSOR, weights="fsdp" in how)
+        mesh = mesh_of(world, next(model.parameters()).device.type)
+        divide(model, mesh, precision, layers=how in TENSOR, weights="fsdp" in how)
         return model
     on_gpu = next(model.parameters()).is_cuda
     return DistributedDataParallel(

@@ -41,7 +41,13 @@ def _record(event: Event) -> dict[str, Any] | None:
                 **event.metrics,
             }
         case Saved(progress=progress):
-            return {"event": "checkpoint", "step": progress.step, "epoch": progress.epoch, "seconds": event.seconds}
+            return {
+                "event": "checkpoint",
+                "step": progress.step,
+                "epoch": progress.epoch,
+                "seconds": event.seconds,
+                "stalled_seconds": event.stalled_seconds,
+            }
         case _:
             return None
 

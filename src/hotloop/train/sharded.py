@@ -17,10 +17,16 @@ from hotloop.train.checkpoint.parts import StoredTensor
 from hotloop.train.world import World
 
 
-def divide(model: nn.Module, world: World, precision: str, layers: bool, weights: bool) -> None:
+def mesh_of(world: World, device: str) -> DeviceMesh:
+    """The ranks, row by row: those of a row compute layers together, those of a column divide weights."""
+    return init_device_mesh(device, (world.data_size, world.tensor), mesh_dim_names=("data", "tensor"))
+
+
+def divide(model: nn.Module, mesh: DeviceMesh, precision: str, layers: bool, weights: bool) -> None:
     """Divide a model among ranks, in place.
 
     Args:
+        mesh: of the ranks; a model on the meta device is divided as it would be on the mesh's.
         layers: neighbours compute each layer together (tensor parallel).
         weights: those of a block are gathered before it computes, the next one's meanwhile, and given up after it; in
             bf16 if the training is, with the gradients added up in float32 (FSDP2).
@@ -28,8 +34,6 @@ def divide(model: nn.Module, world: World, precision: str, layers: bool, weights
     Raises:
         InputError: the model cannot be divided so.
     """
-    device = next(model.parameters()).device.type
-    mesh = init_device_mesh(device, (world.data_size, world.tensor), mesh_dim_names=("data", "tensor"))
     if layers:
         divide_layers: Any = getattr(model, "divide", None)
         if divide_layers is None:

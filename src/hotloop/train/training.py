@@ -23,6 +23,7 @@ from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
 from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint, newest_path
 from hotloop.train.checkpoint.copies import Copies
+from hotloop.train.checkpoint.hashes import HashedTogether, hash_files
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
@@ -79,7 +80,7 @@ def train_job(
         preemption = stack.enter_context(watching)
         ready = prepare(job, machine, observer.warn, world)
         named = None
-        if resume not in ("auto", "never"):
+        if resume not in ("auto", "never") and world.first:
             named = named_checkpoint(Path(resume), observer.warn, lazily=True)
         if resume == "never" and world.first and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
@@ -246,19 +247,23 @@ class _Training:
         return result
 
     def _found(self, named: Loaded | None) -> Loaded | None:
-        """The checkpoint to go on from: on all ranks the one that the first has chosen."""
-        world, loaded = self.parts.world, named
-        if world.first:
-            checkpointer = Checkpointer(self.parts.run.checkpoints, warn=self.parts.observer.warn)
-            loaded = named or checkpointer.latest(lazily=True)
-            if loaded:
-                check_identity(loaded, self.parts.identity)
-            if named:
-                checkpointer.abandon_after(named.position)
-                if self.parts.copies:
-                    self.parts.copies.drop_newer(named.position)
-        chosen = world.from_first(loaded.path if loaded else None)
-        return loaded if world.first or chosen is None else load_checkpoint(chosen, lazily=True)
+        """The checkpoint to go on from: on all ranks the one that the first has chosen, and all have verified."""
+        world, together = self.parts.world, HashedTogether(self.parts.world)
+        if not world.first:
+            together.serve()
+            chosen = world.from_first(None)
+            return load_checkpoint(chosen, lazily=True, hashes=None) if chosen else None
+        checkpointer = Checkpointer(self.parts.run.checkpoints, warn=self.parts.observer.warn)
+        loaded = named or checkpointer.latest(lazily=True, hashes=together if world.size > 1 else hash_files)
+        if loaded:
+            check_identity(loaded, self.parts.identity)
+        if named:
+            checkpointer.abandon_after(named.position)
+            if self.parts.copies:
+                self.parts.copies.drop_newer(named.position)
+        together.end()
+        world.from_first(loaded.path if loaded else None)
+        return loaded
 
     def _restore_random_state(self, loaded: Loaded) -> None:
         states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]

@@ -117,6 +117,14 @@ class World:
         distributed.all_gather_object(found, value, group=self.group)
         return found
 
+    def gathered_on_first(self, value: Any) -> list[Any]:
+        """Each rank's value, by rank, on the first; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size if self.first else []
+        distributed.gather_object(value, found if self.first else None, dst=0, group=self.group)
+        return found
+
     def from_first(self, value: Any) -> Any:
         """The first rank's value."""
         if self.size == 1:

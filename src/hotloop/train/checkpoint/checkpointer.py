@@ -8,7 +8,6 @@ and renamed, and verified before it is loaded.
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ import torch
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.files import recover
 from hotloop.train.checkpoint import files
-from hotloop.train.checkpoint.files import ALONE, FORMAT, MANIFEST, STATE, Position, Share, describe
+from hotloop.train.checkpoint.files import ALONE, FORMAT, MANIFEST, STATE, Position, Share
+from hotloop.train.checkpoint.hashes import Hashes, hash_files
 from hotloop.train.checkpoint.parts import State, join, read_whole
 from hotloop.train.checkpoint.saving import Saver, Saving
-
-_READERS = 8
-"""Files whose hashes are computed at the same time."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,12 @@ class Checkpointer:
         """End the process that writes in the background, and let go of its memory."""
         self._saver.close()
 
-    def latest(self, lazily: bool = False) -> Loaded | None:
+    def latest(self, lazily: bool = False, hashes: Hashes = hash_files) -> Loaded | None:
         """The newest checkpoint that is whole, on the CPU; None if there never was one.
 
         Args:
             lazily: large tensors stay in their files as `StoredTensor`s, which read what they are asked for.
+            hashes: who computes those of its files.
 
         Damaged ones are renamed to `damaged-...`, so that they do not count among those that `save` keeps.
 
@@ -122,7 +120,7 @@ class Checkpointer:
         """
         for left in list(self._directory.glob(".epoch-*")):  # a process was killed while it wrote
             recover(left.with_name(left.stem[1:]))
-        loaded, damaged = _newest(self._directory, self._warn, lazily)
+        loaded, damaged = _newest(self._directory, self._warn, lazily, hashes)
         for path in damaged:
             _rename(path, "damaged")
         aside = [path for why in ("damaged", "abandoned") for path in self._directory.glob(f"{why}-epoch-*")]
@@ -159,12 +157,14 @@ def all_checkpoints(folder: Path) -> list[tuple[Position, Path]]:
         raise _cannot_read(folder, error) from error
 
 
-def _newest(folder: Path, warn: Callable[[str], None], lazily: bool) -> tuple[Loaded | None, list[Path]]:
+def _newest(
+    folder: Path, warn: Callable[[str], None], lazily: bool, hashes: Hashes
+) -> tuple[Loaded | None, list[Path]]:  # fmt: skip
     """The newest checkpoint that is whole, and the damaged ones that were passed over on the way to it."""
     damaged: list[Path] = []
     for _, path in all_checkpoints(folder):
         try:
-            return load_checkpoint(path, lazily), damaged
+            return load_checkpoint(path, lazily, hashes), damaged
         except _DamagedError as error:
             warn(f"{error.what}: {error.cause}; trying the one before")
             damaged.append(path)
@@ -186,20 +186,19 @@ def verify_checkpoint(path: Path) -> Position:
     Raises:
         CheckpointError: it is damaged or of another format, or it cannot be read now.
     """
-    manifest = _verified(path)
+    manifest = _manifest(path, hash_files)
     return int(manifest["epoch"]), int(manifest["step"])
 
 
-def _verified(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are as it says."""
+def _manifest(path: Path, hashes: Hashes | None) -> dict[str, Any]:
+    """The manifest of a checkpoint; with `hashes`, one whose files are as it says."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] not in (1, FORMAT):
             raise CheckpointError(f"{path} is of format {manifest['format']}", f"this hotloop reads {FORMAT}", _OTHER)
         int(manifest["epoch"]), int(manifest["step"]), manifest["files"][STATE]
         expected = dict(manifest["files"])
-        with ThreadPoolExecutor(_READERS) as pool:
-            actual = dict(zip(expected, pool.map(lambda name: describe(path / name), expected), strict=True))
+        actual = hashes(path, list(expected)) if hashes else expected
     except (FileNotFoundError, NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
     except OSError as error:
@@ -210,16 +209,17 @@ def _verified(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def load_checkpoint(path: Path, lazily: bool = False) -> Loaded:
+def load_checkpoint(path: Path, lazily: bool = False, hashes: Hashes | None = hash_files) -> Loaded:
     """Read one checkpoint onto the CPU, its hashes verified first.
 
     Args:
         lazily: as in `Checkpointer.latest`.
+        hashes: who computes them; None for a checkpoint that has just been verified.
 
     Raises:
         CheckpointError: it is damaged or of another format, or it cannot be read now.
     """
-    manifest = _verified(path)
+    manifest = _manifest(path, hashes)
     parts = [name for name in manifest["files"] if name != STATE]
     try:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
@@ -250,7 +250,7 @@ def named_checkpoint(
     if (path / MANIFEST).is_file():
         return load_checkpoint(path, lazily)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    loaded, damaged = _newest(folder, warn, lazily)
+    loaded, damaged = _newest(folder, warn, lazily, hash_files)
     if loaded is None and damaged:
         raise CheckpointError(
             f"none of the {len(damaged)} checkpoints in {folder} can be read", "all are damaged", "name another run"

@@ -6,14 +6,20 @@ The files are those that `torch.distributed.checkpoint` calls Hugging Face's: it
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import (
+    _compute_local_shape_and_global_offset,
+    compute_local_shape_and_global_offset,
+)
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_map_with_path, tree_unflatten
 
 State = dict[str, Any]
@@ -26,6 +32,7 @@ _NAMES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 """Of types in safetensors files: https://github.com/huggingface/safetensors#format"""
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _OFFSETS_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Where torch.distributed.checkpoint looks for a part's place in its tensor."""
 
@@ -73,20 +80,19 @@ def split(state: State, first: bool = True) -> Split:
     entries: list[dict[str, Any]] = []
     parts: list[Part] = []
     names: dict[Any, str] = {}
+    taken = {"__metadata__"}
     for keys, leaf in leaves:
         divided = isinstance(leaf, DTensor)
         if not divided and not _is_large(leaf):
             rest.append(leaf)
             continue
         rest.append(None)
-        path = [_plain(key) for key in keys]
-        same = _identity(leaf)
-        known = names.get(same)
-        name = known or _free_name(path, set(names.values()))
-        names[same] = name
-        entries.append({"path": path, "name": name, "shape": list(leaf.shape), "stride": _stride(leaf)})
-        if known is None:
+        path, same = [_plain(key) for key in keys], _identity(leaf)
+        if same not in names:
+            name = names[same] = _free_name(path, taken)
+            taken.add(name)
             parts += [_own_part(name, leaf)] if divided else [Part(name, leaf, (0,) * leaf.ndim)] if first else []
+        entries.append(_entry(path, names[same], leaf))
     divided = any(isinstance(leaf, DTensor) for _, leaf in leaves)
     return Split(tree_unflatten(rest, spec), entries, [one for one in parts if one.tensor.numel()], divided)
 
@@ -111,9 +117,63 @@ def _identity(tensor: Tensor) -> Any:
 
 def _free_name(path: Sequence[str | int], taken: set[str]) -> str:
     name = ".".join(str(part) for part in path)
-    while name in taken or name == "__metadata__":
+    while name in taken:
         name += "_"
     return name
+
+
+def _entry(path: Sequence[str | int], name: str, tensor: Tensor) -> dict[str, Any]:
+    """What the manifest says of a tensor: how it is divided, not where each of thousands of parts is."""
+    mesh: tuple[int, ...] = ()
+    placements: tuple[tuple[int, ...], ...] = ()
+    if isinstance(tensor, DTensor):
+        mesh, placements = tuple(tensor.device_mesh.shape), tuple(map(_placement, tensor.placements))
+    return {
+        "path": path, "name": name, "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
+        "stride": _stride(tensor), "mesh": mesh, "placements": placements,
+    }  # fmt: skip
+
+
+def _placement(placement: Placement) -> tuple[int, ...]:
+    """As numbers: of a copy none, of a part its dimension, and of one that is cut again inside into how many."""
+    if isinstance(placement, _StridedShard):
+        return (placement.dim, int(placement.split_factor))
+    return (placement.dim,) if isinstance(placement, Shard) else ()
+
+
+def _placed(numbers: tuple[int, ...]) -> Placement:
+    if not numbers:
+        return Replicate()
+    return Shard(numbers[0]) if len(numbers) == 1 else _StridedShard(numbers[0], split_factor=numbers[1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of a tensor are.
+
+    Attributes:
+        files: for each part, the number of its file.
+        starts, ends: its first indices in the whole tensor, and those after its last.
+    """
+
+    files: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+@lru_cache(maxsize=4096)
+def layout_of(shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[tuple[int, ...], ...]) -> Layout:
+    """Of a tensor that a mesh of ranks, row by row, has divided; without one it is in the first file."""
+    plan = [_placed(one) for one in placements]
+    found = []
+    for number, coordinate in enumerate(np.ndindex(*mesh)):
+        if any(at and not one for at, one in zip(coordinate, placements, strict=True)):
+            continue  # the same as another rank's
+        size, start = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), plan)
+        if all(size):
+            found.append((number, start, [first + length for first, length in zip(start, size, strict=True)]))
+    files, starts, ends = zip(*found, strict=True) if found else ((), (), ())
+    return Layout(np.array(files, int), np.array(starts, int), np.array(ends, int))
 
 
 def _stride(tensor: Tensor) -> list[int]:
@@ -160,7 +220,9 @@ class StoredTensor:
         self.shape = torch.Size(entry["shape"])
         self._files = files
         self._name = entry["name"]
+        self._dtype = _DTYPES[entry["dtype"]]
         self._stride = entry["stride"]
+        self._divided = tuple(entry["mesh"]), tuple(map(tuple, entry["placements"]))
 
     def whole(self) -> Tensor:
         """All of it, on the CPU, its elements in the order that they were saved in."""
@@ -168,20 +230,19 @@ class StoredTensor:
         return torch.empty_strided(self.shape, self._stride, dtype=found.dtype).copy_(found) if self._stride else found
 
     def part(self, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The elements from `offset` on, (*shape), on the CPU; only the files that hold some of them are read."""
+        """The elements from `offset` on, (*shape), on the CPU; only the files that hold some of them are opened."""
+        layout = layout_of(tuple(self.shape), *self._divided)
+        first, last = np.array(offset, int), np.array(offset, int) + np.array(shape, int)
+        lows, highs = np.maximum(layout.starts, first), np.minimum(layout.ends, last)
         found: Tensor | None = None
-        for file, place, size in self._files.places[self._name]:
-            low = [max(ours, theirs) for ours, theirs in zip(offset, place, strict=True)]
-            ends = zip(offset, shape, place, size, strict=True)
-            high = [min(ours + mine, theirs + their) for ours, mine, theirs, their in ends]
-            if any(end <= start for start, end in zip(low, high, strict=True)):
-                continue
-            block = self._files.read(file, self._name, place, low, high)
+        for number in np.flatnonzero((highs > lows).all(axis=1)):
+            low, high, start = (all_parts[number].tolist() for all_parts in (lows, highs, layout.starts))
+            block = self._files.read(int(layout.files[number]), self._name, _slices(low, high, start))
             if list(block.shape) == list(shape):
                 return block
             found = block.new_empty(tuple(shape)) if found is None else found
             found[tuple(_slices(low, high, offset))] = block
-        return torch.empty(0, dtype=self._files.dtype(self._name)).reshape(tuple(shape)) if found is None else found
+        return torch.empty(tuple(shape), dtype=self._dtype) if found is None else found
 
 
 def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> list[slice]:
@@ -189,36 +250,19 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> l
 
 
 class PartFiles:
-    """The opened files of a checkpoint's parts.
-
-    Attributes:
-        places: for each tensor: the files that have a part of it, with the part's first indices and shape.
-    """
+    """The files of a checkpoint's parts, opened when they are asked for: of thousands, a rank needs a few."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._opened: dict[str, Any] = {name: safe_open(folder / name, framework="pt") for name in names}
-        self.places: dict[str, list[tuple[str, list[int], list[int]]]] = {}
-        for name, file in self._opened.items():
-            offsets = json.loads(file.metadata()[_OFFSETS_KEY])
-            for key in file.keys():  # noqa: SIM118, it is no dict
-                shape = file.get_slice(key).get_shape()
-                self.places.setdefault(key, []).append((name, offsets[key][_OFFSETS], shape))
+        self._folder = folder
+        self._names = sorted(names)
+        self._opened: dict[int, Any] = {}
 
-    def read(
-        self, file: str, name: str, place: Sequence[int], low: Sequence[int], high: Sequence[int]
-    ) -> Tensor:  # fmt: skip
-        """The elements of a part from indices of the whole tensor to others."""
-        opened = self._opened[file]
-        if not low:
-            scalar: Tensor = opened.get_tensor(name)
-            return scalar
-        block: Tensor = opened.get_slice(name)[tuple(_slices(low, high, place))]
+    def read(self, file: int, name: str, slices: Sequence[slice]) -> Tensor:
+        """Elements of the part of a tensor that a file has, by indices in that part."""
+        if file not in self._opened:
+            self._opened[file] = safe_open(self._folder / self._names[file], framework="pt")
+        block: Tensor = self._opened[file].get_slice(name)[tuple(slices)]
         return block
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Of a tensor."""
-        file, place, _ = self.places[name][0]
-        return self.read(file, name, place, place, place).dtype
 
 
 def join(rest: State, folder: Path, entries: Sequence[dict[str, Any]], files: Sequence[str]) -> State:
