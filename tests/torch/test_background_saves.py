@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,11 +19,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed import checkpoint as torch_checkpoint
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from hotloop import Checkpointer
 from hotloop.core.errors import CheckpointError
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
-from hotloop.train.checkpoint.parts import StoredTensor
+from hotloop.train.checkpoint.parts import StoredTensor, layout_of
 
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
 
@@ -181,6 +185,31 @@ def divide(path: Path, whole: Tensor) -> None:
         files[name] = describe(path / name)
     tensors = [{**manifest["tensors"][0], "mesh": [3], "placements": [[0]]}]
     (path / "manifest.json").write_text(json.dumps({**manifest, "files": files, "tensors": tensors}))
+
+
+PLACEMENTS = [((), ()), ((0,), ()), ((0, 2), (0,)), ((0,), (1,)), ((1,), (0,)), ((0, 2), (0,))]
+
+
+@given(st.tuples(st.integers(1, 40), st.integers(1, 40)), st.integers(1, 5), st.sampled_from(PLACEMENTS))
+def test_parts_are_where_torch_has_them(
+    shape: tuple[int, int], rows: int, placements: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    """FSDP over `rows` ranks, layers over two; cut twice in one dimension, evenly, as torch asks for."""
+    mesh = (rows, 2)
+    if placements[0] == (0, 2):
+        shape = (shape[0] * rows * 2, shape[1])
+    kinds = [
+        Replicate() if not one else Shard(one[0]) if len(one) == 1 else _StridedShard(one[0], split_factor=one[1])
+        for one in placements
+    ]
+    expected = []
+    for number, place in enumerate(np.ndindex(*mesh)):
+        size, start = _compute_local_shape_and_global_offset(shape, mesh, list(place), kinds)
+        copy = any(at and not one for at, one in zip(place, placements, strict=True))
+        if all(size) and not copy:
+            expected.append((number, list(start), [one + more for one, more in zip(start, size, strict=True)]))
+    found = layout_of(shape, mesh, placements)
+    assert list(zip(found.files.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)) == expected
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as we have asked

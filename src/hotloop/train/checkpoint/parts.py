@@ -15,10 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import (
-    _compute_local_shape_and_global_offset,
-    compute_local_shape_and_global_offset,
-)
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_map_with_path, tree_unflatten
 
@@ -141,12 +138,6 @@ def _placement(placement: Placement) -> tuple[int, ...]:
     return (placement.dim,) if isinstance(placement, Shard) else ()
 
 
-def _placed(numbers: tuple[int, ...]) -> Placement:
-    if not numbers:
-        return Replicate()
-    return Shard(numbers[0]) if len(numbers) == 1 else _StridedShard(numbers[0], split_factor=numbers[1])
-
-
 @dataclass(frozen=True)
 class Layout:
     """Where the parts of a tensor are.
@@ -163,17 +154,24 @@ class Layout:
 
 @lru_cache(maxsize=4096)
 def layout_of(shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[tuple[int, ...], ...]) -> Layout:
-    """Of a tensor that a mesh of ranks, row by row, has divided; without one it is in the first file."""
-    plan = [_placed(one) for one in placements]
-    found = []
-    for number, coordinate in enumerate(np.ndindex(*mesh)):
-        if any(at and not one for at, one in zip(coordinate, placements, strict=True)):
-            continue  # the same as another rank's
-        size, start = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), plan)
-        if all(size):
-            found.append((number, start, [first + length for first, length in zip(start, size, strict=True)]))
-    files, starts, ends = zip(*found, strict=True) if found else ((), (), ())
-    return Layout(np.array(files, int), np.array(starts, int), np.array(ends, int))
+    """Of a tensor that a mesh of ranks, row by row, has divided; without one it is in the first file.
+
+    Worked out for all ranks at once: torch's own rule for one rank takes 1 ms for each tensor that was cut twice, which
+    for 8,192 ranks made minutes.
+    """
+    ranks = int(np.prod(mesh, dtype=np.int64))
+    coordinates = np.indices(mesh).reshape(len(mesh), ranks)
+    starts, sizes = np.zeros((ranks, len(shape)), np.int64), np.tile(np.array(shape, np.int64), (ranks, 1))
+    first_once = sorted(range(len(mesh)), key=lambda axis: len(placements[axis]))  # what is cut again inside comes last
+    for axis in (axis for axis in first_once if placements[axis]):
+        dimension = placements[axis][0]
+        each = -(-sizes[:, dimension] // mesh[axis])
+        begins = np.minimum(each * coordinates[axis], sizes[:, dimension])
+        starts[:, dimension] += begins
+        sizes[:, dimension] = np.minimum(each, sizes[:, dimension] - begins)
+    copies = [coordinates[axis] > 0 for axis in range(len(mesh)) if not placements[axis]]
+    kept = sizes.all(axis=1) & ~np.any(copies, axis=0) if copies else sizes.all(axis=1)
+    return Layout(np.flatnonzero(kept), starts[kept], (starts + sizes)[kept])
 
 
 def _stride(tensor: Tensor) -> list[int]:
