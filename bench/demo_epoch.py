@@ -27,7 +27,7 @@ JOB = IMAGES.parent / "job.toml"
 
 def hotloop_epochs(epochs: int) -> list[float]:
     """Seconds of each epoch after the first, of the command that a user types."""
-    from hotloop.core.job import load_job
+    from hotloop.core.job_file import load_job
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {"train.epochs": epochs + 1, "run.dir": f"{folder}/run", "data.train": IMAGES / "train"}
@@ -48,7 +48,7 @@ def plain_epochs(epochs: int, workers: int) -> list[float]:
     from torchvision import datasets
     from torchvision.transforms import v2
 
-    from hotloop.core.job import load_job
+    from hotloop.core.job_file import load_job
 
     job = load_job(JOB)
     settings = job.task

@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     arguments = parser.parse_args()
-    from hotloop.core.job import load_job
+    from hotloop.core.job_file import load_job
     from hotloop.core.machine import read_machine
     from hotloop.train.observer import Observer
     from hotloop.train.training import train_job

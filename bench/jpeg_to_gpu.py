@@ -47,7 +47,7 @@ def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int, decode: str) -> list
     """Seconds of each epoch of the whole of `hotloop train`."""
     from hotloop import read_machine, train_job
     from hotloop.cli.train import set_environment
-    from hotloop.core.job import parse_job
+    from hotloop.core.job_file import parse_job
     from hotloop.train.observer import Event, Observer, Started, Validated, Warned
 
     set_environment()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hotloop
-from hotloop.core.job import parse_job
+from hotloop.core.job_file import parse_job
 from hotloop.train.observer import Observer
 
 BATCH, WIDTH, CLASSES = 64, 256, 10

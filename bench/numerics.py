@@ -18,7 +18,7 @@ import torch
 from record import publish
 
 import hotloop
-from hotloop.core.job import load_job, parse_job
+from hotloop.core.job_file import load_job, parse_job
 from hotloop.train.observer import Observer, Warned
 
 DIGITS = Path(__file__).parents[1] / "examples/digits"

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hotloop.tasks.transformers import build_decoder
 from hotloop.train.checkpoint import parts
-from hotloop.train.sharded import divide, mesh_of
+from hotloop.train.sharded import Types, divide, mesh_of
 from hotloop.train.world import World
 
 MODELS = {"8B": ("llama-3-8b", {}), "70B": ("llama-3-8b", {"layers": 80, "width": 8192, "heads": 64, "hidden": 28672})}
@@ -42,7 +42,7 @@ def measure(model_name: str, ranks: int, tensor: int) -> dict[str, Any]:
 
     began = time.perf_counter()
     mesh = mesh_of(World(size=ranks, tensor=tensor), "cpu")
-    divide(model, mesh, "bf16", layers=tensor > 1, weights=True)
+    divide(model, mesh, Types(torch.bfloat16), layers=tensor > 1)
     timed("divide_seconds", began)
     local = sum(parameter.to_local().numel() for parameter in model.parameters())
     parts._identity = id  # tensors without memory all lie at 0

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hotloop
-from hotloop.core.job import parse_job
+from hotloop.core.job_file import parse_job
 from hotloop.tasks.augment import Crops
 from hotloop.train.observer import Observer, Warned
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hotloop.core.errors import HotloopError as HotloopError
     from hotloop.core.errors import InputError as InputError
     from hotloop.core.job import Job as Job
-    from hotloop.core.job import load_job as load_job
+    from hotloop.core.job_file import load_job as load_job
     from hotloop.core.machine import read_machine as read_machine
     from hotloop.core.run import Result as Result
     from hotloop.core.run import Run as Run
@@ -37,7 +37,7 @@ _HOMES = {
     "HotloopError": "core.errors",
     "InputError": "core.errors",
     "Job": "core.job",
-    "load_job": "core.job",
+    "load_job": "core.job_file",
     "read_machine": "core.machine",
     "Result": "core.run",
     "Run": "core.run",

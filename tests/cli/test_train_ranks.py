@@ -169,6 +169,17 @@ def test_layers_of_several_ranks_train_the_same(
     assert "finished after 12 steps" in hotloop("train", "job.toml", *again, expect=0).out, "by one alone"
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_gradients_may_travel_in_half_as_many_bytes(hotloop: Command, text: Path, parallel: str) -> None:
+    descent = ["--set", "optimizer.name=sgd", "--set", "optimizer.learning_rate=1"]  # whose steps are the gradients
+    hotloop("train", "job.toml", "--set", "run.dir=one", *descent, expect=0)
+    several = [*TWO, "--set", f"parallel={parallel}", "--set", "ranks.gradients=bf16", "--set", "run.dir=several"]
+    hotloop("train", "job.toml", *several, *descent, expect=0)
+    found, expected = losses(text.parent / "several"), losses(text.parent / "one")
+    assert found == pytest.approx(expected, rel=1e-2)
+    assert found != pytest.approx(expected, rel=1e-6), "they are rounded"
+
+
 def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path) -> None:
     together = ["--set", "parallel=tp", "--set", "ranks.processes=3"]
     done = hotloop("train", "job.toml", *together, expect=2)

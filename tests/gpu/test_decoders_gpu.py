@@ -10,7 +10,8 @@ import torch
 from pictures import write_image
 
 from hotloop import train_job
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.data.decode import decode_whole
 from hotloop.data.image_list import find_images

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hotloop import HotloopError, Step, StepSettings, train_job
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
 from hotloop.train.counter import Counter

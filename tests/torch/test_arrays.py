@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from test_training import run, stop_at
 
 from hotloop import ArrayDataset, InputError, Loaders, LoaderSettings
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.data.random import sample_numbers
 from hotloop.tasks.augment import Crops
 from hotloop.train.source import ArraySource, LoaderSource

@@ -15,7 +15,7 @@ from torch import nn
 
 from hotloop import ArrayDataset, Checkpointer
 from hotloop.core.errors import CheckpointError, InputError
-from hotloop.core.job import parse_job
+from hotloop.core.job_file import parse_job
 from hotloop.core.units import Interval
 from hotloop.train.checkpoint.checkpointer import Loaded, load_checkpoint, named_checkpoint
 from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval

@@ -21,7 +21,7 @@ from command import Command
 from runs import SMALL_JOB, weights_of
 
 from hotloop.core.errors import InputError
-from hotloop.core.job import parse_job
+from hotloop.core.job_file import parse_job
 from hotloop.train.checkpoint.copies import Copies
 
 

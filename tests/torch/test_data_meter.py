@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hotloop import train_job
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.data import image_list, images
 from hotloop.data.stages import Stages

@@ -12,7 +12,8 @@ from test_training import Told, run, stop_at
 from torch.nn import functional
 
 from hotloop import InputError
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.data.tokens import TokenWindows
 from hotloop.tasks.cross_entropy import into_gradient, linear_cross_entropy
 from hotloop.tasks.transformers import SHAPES, Decoder, build_decoder

@@ -15,7 +15,8 @@ from tiny import Rotated
 
 from hotloop import HotloopError, InputError, Run, train_job
 from hotloop.core.history import History, read_history
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
 from hotloop.train.checkpoint.checkpointer import load_checkpoint

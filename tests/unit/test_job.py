@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.core.errors import InputError
-from hotloop.core.job import FORMAT, Job, known_keys, load_job, parse_job, starter_toml
+from hotloop.core.job import FORMAT, Job
+from hotloop.core.job_file import known_keys, load_job, parse_job, starter_toml
 
 SMALL = {"data": {"train": "images"}, "model": {"name": "resnet18"}}
 

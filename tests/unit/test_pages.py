@@ -4,7 +4,7 @@ from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
-from hotloop.core.job import parse_job
+from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, open_run
 from hotloop.pages.charts import Chart, Series

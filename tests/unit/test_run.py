@@ -9,7 +9,8 @@ import pytest
 
 from hotloop.core.compare import compare_runs
 from hotloop.core.errors import InputError
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, find_run, list_runs, open_run
 

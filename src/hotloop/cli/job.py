@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from hotloop.core.job import STARTERS, Job, load_job, starter_toml
+from hotloop.core.job import Job
+from hotloop.core.job_file import STARTERS, load_job, starter_toml
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

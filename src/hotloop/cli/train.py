@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from hotloop.core.errors import HotloopError, InputError
-from hotloop.core.job import Job, load_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
 from hotloop.core.units import format_amount, format_seconds

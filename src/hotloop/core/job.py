@@ -3,11 +3,6 @@
 Relative paths in a job are relative to the current directory, as in every other command's arguments.
 """
 
-import json
-import tomllib
-from collections.abc import Sequence
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -20,11 +15,9 @@ from pydantic import (
     Field,
     PlainSerializer,
     Tag,
-    ValidationError,
     WithJsonSchema,
 )
 
-from hotloop.core.errors import InputError
 from hotloop.core.units import Interval
 
 FORMAT = 1
@@ -114,7 +107,7 @@ class CustomTask(Section):
     arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the class")
 
 
-_TASKS: dict[str, type[Section]] = {"images": ImagesTask, "tokens": TokensTask}
+TASKS: dict[str, type[Section]] = {"images": ImagesTask, "tokens": TokensTask}
 
 
 def _task_kind(value: object) -> str:
@@ -261,6 +254,7 @@ class RanksSection(Section):
     tensor: PositiveInt | Auto = Field(
         "auto", description="of them compute each layer together; auto: tp all, fsdp+tp 2"
     )
+    gradients: Literal["fp32", "bf16"] = Field("fp32", description="as which they travel; bf16: half as many bytes")
     timeout: IntervalText = Field(
         Interval(600, "seconds"), description="without progress for so long, a run of several hangs and is ended"
     )
@@ -318,183 +312,3 @@ class Job(Section):
     def to_toml(self) -> str:
         """The whole job as TOML, defaults included; keys without a value are left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read and validate a job file, `overrides` ("train.epochs=3") laid over it.
-
-    Raises:
-        InputError: the file is absent, is no TOML, or asks for what a job cannot have.
-    """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
-    except FileNotFoundError:
-        raise InputError(f"no job file {path}", "there is no such file", "hotloop job init > job.toml") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder", "a job is a TOML file", f"hotloop train {path}/job.toml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}", str(error), "name a readable TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML", str(error), "mend that line (https://toml.io)") from None
-    for override in overrides:
-        _override(raw, override)
-    return parse_job(raw, str(path))
-
-
-def parse_job(raw: dict[str, Any], origin: str) -> Job:
-    """Validate a job given as plain data; `origin` names it in errors."""
-    version = raw.get("version", FORMAT)
-    if isinstance(version, int) and version > FORMAT:
-        raise InputError(
-            f"{origin} is a job of format {version}; this hotloop reads up to {FORMAT}",
-            "it was written for a newer version",
-            "pip install --upgrade hotloop",
-        )
-    try:
-        return Job.model_validate(raw)
-    except ValidationError as error:
-        raise _explain(error, raw, origin) from None
-
-
-def _override(raw: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not all(part.strip() for part in key.split(".")):
-        raise InputError(f"--set {override!r}", "it takes KEY=VALUE", "--set train.epochs=3")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *tables, last = (part.strip() for part in key.split("."))
-    for depth, table in enumerate(tables, 1):
-        raw = raw.setdefault(table, {})
-        if not isinstance(raw, dict):
-            whole = ".".join(tables[:depth])
-            raise InputError(f"--set {override!r}", f"{whole} is a value, not a table", f"--set {whole}={text}")
-    raw[last] = value
-
-
-def known_keys(task: str = "images") -> dict[str, str]:
-    """Every dotted key of a job of a ready task with its description."""
-
-    def walk(section: type[Section], prefix: str) -> dict[str, str]:
-        keys: dict[str, str] = {}
-        for name, field in section.model_fields.items():
-            inner = _TASKS[task] if name == "task" else field.annotation
-            if isinstance(inner, type) and issubclass(inner, Section):
-                keys |= walk(inner, f"{prefix}{name}.")
-            else:
-                keys[f"{prefix}{name}"] = field.description or ""
-        return keys
-
-    return walk(Job, "")
-
-
-def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputError:
-    """The first thing that is wrong, in words of the file."""
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"] if part not in ("images", "tokens", "custom")]
-    key = ".".join(location)
-    task = raw.get("task")
-    keys = known_keys("tokens" if isinstance(task, dict) and task.get("name") == "tokens" else "images")
-    known = next((name for name in keys if key == name or key.startswith(f"{name}.")), key)
-    if first["type"] == "extra_forbidden":
-        return _unknown(key, "custom" in first["loc"], keys, origin)
-    required = next((name for name in STARTER if name == key or name.startswith(f"{key}.")), None)
-    if first["type"] == "missing" and required:
-        what = f"{origin}: {required} is missing"
-        return InputError(what, "it has no default", f"--set {required}=VALUE  ({keys[required]})")
-    if key == "task.name":
-        what = f'{origin}: unknown task "{first["input"]}"'
-        return InputError(what, "tasks are images, tokens, or your own as module:Class", '--set task.name="images"')
-    value: Any = raw
-    for part in known.split("."):
-        value = value.get(part) if isinstance(value, dict) else value
-    received = json.dumps(value, default=str)
-    what = f"{origin}: {known} = {received if len(received) < 80 else received[:77] + '...'}"
-    reason = first["msg"].removeprefix("Value error, ")
-    if known not in keys:
-        return InputError(what, reason, "hotloop job schema lists all keys")
-    return InputError(what, reason, f"--set {known}={_default(known)}  ({keys[known]})")
-
-
-def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) -> InputError:
-    what = f"{origin}: unknown key {key}"
-    if in_custom_task:
-        fix = f"remove it, or move it into task.arguments: {key.removeprefix('task.')} = ..."
-        return InputError(what, "a task of your own has the keys name and arguments only", fix)
-    sections = {name.rpartition(".")[0] for name in keys} - {""}
-    same_name = [known for known in keys if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    near = get_close_matches(key, [*keys, *sections], n=1, cutoff=0.6) or same_name
-    near = near or get_close_matches(key, [*keys, *sections], n=1, cutoff=0.4)
-    if not near:
-        return InputError(what, "no key has a name like it", "hotloop job schema lists all keys")
-    return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}")
-
-
-def _default(key: str) -> str:
-    """The default of a key as one would type it; an example where there is none."""
-    value: Any = parse_job(_nest(STARTER), "starter").model_dump(mode="json")
-    for part in key.split("."):
-        value = value[part]
-    return (
-        value if isinstance(value, str) else "VALUE" if value is None else _toml_line("v", value).removeprefix("v = ")
-    )
-
-
-STARTER: dict[str, Any] = {
-    "data.train": "data/train",
-    "data.val": "data/val",
-    "model.name": "resnet18",
-    "optimizer.arguments": {"momentum": 0.9},
-}
-"""What a starter file sets besides the defaults; the keys that have none are among them."""
-
-_TOKENS_STARTER: dict[str, Any] = {
-    "task.name": "tokens",
-    "data.train": "data/train.npy",
-    "data.val": "data/val.npy",
-    "data.batch_size": 32,
-    "model.name": "gpt2",
-    "train.clip_norm": 1.0,
-    "optimizer.name": "adamw",
-    "optimizer.learning_rate": 6e-4,
-    "optimizer.weight_decay": 0.1,
-    "optimizer.arguments": {"betas": [0.9, 0.95]},
-    "schedule.warmup": "500 steps",
-}
-
-STARTERS = {"images": STARTER, "tokens": _TOKENS_STARTER}
-"""For each ready task."""
-
-
-def starter_toml(task: str = "images") -> str:
-    """A job file with every key, its default and its description, made from the model itself."""
-    defaults = parse_job(_nest(STARTERS[task]), "starter").model_dump(mode="json")
-    lines = ["# A hotloop job. Start it: hotloop train job.toml. Any key: --set train.epochs=3"]
-    table = ""
-    for key, description in known_keys(task).items():
-        *tables, name = key.split(".")
-        if ".".join(tables) != table:
-            table = ".".join(tables)
-            lines += ["", f"[{table}]"]
-        value: Any = defaults
-        for part in (*tables, name):
-            value = value[part]
-        line = f'# {name} = "..."' if value is None else _toml_line(name, value)
-        lines.append(f"{line}  # {description}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml_line(name: str, value: Any) -> str:
-    if isinstance(value, dict):
-        pairs = ", ".join(_toml_line(key, inner) for key, inner in value.items())
-        return f"{name} = {{ {pairs} }}" if pairs else f"{name} = {{}}"
-    return " ".join(tomli_w.dumps({name: value}).split()).replace("[ ", "[").replace(", ]", "]")
-
-
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        table, name = key.split(".")
-        nested.setdefault(table, {})[name] = value
-    return nested

@@ -95,7 +95,7 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
         check_shardable(job)
         model.to(memory_format=torch.contiguous_format)  # it divides weights without gaps only
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
-    model = spread(model, world, job.parallel, job.precision)
+    model = spread(model, world, job)
     if world.data_rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
     step = _make_step(job, task, model, source, len(train), notify, world)
@@ -177,6 +177,7 @@ def _make_step(
         graph=bool(job.speed.graph),
         recover=job.speed.recover,
         pad_to=pad_to if job.data.last_batch == "pad" else 0,
+        compress=job.ranks.gradients == "bf16",
     )
     return Step(model, _make_loss(job, task, source, notify), optimizer, schedule, settings, notify)
 

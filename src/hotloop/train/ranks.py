@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
+from hotloop.core.job import Job
 from hotloop.train.pieces import no_room
-from hotloop.train.sharded import divide, is_sharded, mesh_of
+from hotloop.train.sharded import Types, divide, is_sharded, mesh_of
 from hotloop.train.world import DIVIDED, TENSOR, World
 
 _CAUTIOUS_WINDOWS = 2
@@ -36,19 +38,23 @@ class Ranks:
     Args:
         recover: whether a window is repeated when memory runs out; without, no window is cautious. Where ranks talk in
             the forward pass (SyncBatchNorm) or backward is fixed (`static_graph`), none is either.
+        compress: gradients travel as bfloat16.
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
         apart: gradients stay where they are in every window, and `average` is called after backward.
     """
 
-    def __init__(self, model: nn.Module, recover: bool) -> None:
+    def __init__(self, model: nn.Module, recover: bool, compress: bool = False) -> None:
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         self._ddp = found[0] if len(found) == 1 else None
         group = self._ddp.process_group if self._ddp else None
         self.several = distributed.is_initialized() and distributed.get_world_size(group) > 1
         talks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
+        self._compress = compress
+        if self._ddp and compress:
+            self._ddp.register_comm_hook(group, bf16_compress_hook)
         self.apart = False
         self._left = _CAUTIOUS_WINDOWS
         self._agreed = False
@@ -80,7 +86,7 @@ class Ranks:
             return "SyncBatchNorm lets ranks talk in the forward pass"
         if ddp.static_graph or ddp.find_unused_parameters:
             return "DistributedDataParallel has static_graph or find_unused_parameters"
-        if ddp._comm_hooks or ddp._join_config.enable:
+        if len(ddp._comm_hooks) > self._compress or ddp._join_config.enable:
             return "DistributedDataParallel has a communication hook, or joins"
         if not self._recover:
             return "the step does not recover from memory that runs out"
@@ -154,7 +160,10 @@ class Ranks:
         group: Any = self._ddp.process_group
         for tensor in tensors:
             tensor.div_(distributed.get_world_size(group))
-            distributed.all_reduce(tensor, group=group)
+            sent = tensor.bfloat16() if self._compress else tensor
+            distributed.all_reduce(sent, group=group)
+            if sent is not tensor:
+                tensor.copy_(sent)
 
     def tell(self, stop: bool) -> None:
         """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""
@@ -195,17 +204,15 @@ class Ranks:
         return found
 
 
-def spread(model: nn.Module, world: World, how: str, precision: str) -> nn.Module:
-    """The model for several ranks.
-
-    Args:
-        how: as a job's `parallel` says.
-    """
+def spread(model: nn.Module, world: World, job: Job) -> nn.Module:
+    """The model for several ranks, as a job's `parallel` says."""
     if world.size == 1:
         return model
+    how = job.parallel
     if how in DIVIDED:
         mesh = mesh_of(world, next(model.parameters()).device.type)
-        divide(model, mesh, precision, layers=how in TENSOR, weights="fsdp" in how)
+        types = Types(torch.bfloat16 if job.precision == "bf16" else None, job.ranks.gradients == "bf16")
+        divide(model, mesh, types if "fsdp" in how else None, layers=how in TENSOR)
         return model
     on_gpu = next(model.parameters()).is_cuda
     return DistributedDataParallel(

@@ -1,5 +1,6 @@
 """Models that are divided among ranks: layers (tensor parallel), weights (FSDP2), or both; their states, whole."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,13 +8,12 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from hotloop.core.errors import InputError
 from hotloop.train.blocks import repeated_blocks
-from hotloop.train.checkpoint.parts import StoredTensor
+from hotloop.train.checkpoint.parts import StoredTensor, place_of
 from hotloop.train.world import World
 
 
@@ -22,14 +22,31 @@ def mesh_of(world: World, device: str) -> DeviceMesh:
     return init_device_mesh(device, (world.data_size, world.tensor), mesh_dim_names=("data", "tensor"))
 
 
-def divide(model: nn.Module, mesh: DeviceMesh, precision: str, layers: bool, weights: bool) -> None:
+@dataclass(frozen=True)
+class Types:
+    """Of what travels between ranks that divide weights.
+
+    Attributes:
+        weights: that they compute in; None: their own.
+        compress: gradients travel as bfloat16 too; as float32 otherwise.
+    """
+
+    weights: torch.dtype | None = None
+    compress: bool = False
+
+    @property
+    def gradients(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.compress else torch.float32 if self.weights else None
+
+
+def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool) -> None:
     """Divide a model among ranks, in place.
 
     Args:
         mesh: of the ranks; a model on the meta device is divided as it would be on the mesh's.
+        types: weights of a block are gathered before it computes, the next one's meanwhile, and given up after it
+            (FSDP2), as these; None: weights are not divided.
         layers: neighbours compute each layer together (tensor parallel).
-        weights: those of a block are gathered before it computes, the next one's meanwhile, and given up after it; in
-            bf16 if the training is, with the gradients added up in float32 (FSDP2).
 
     Raises:
         InputError: the model cannot be divided so.
@@ -43,21 +60,20 @@ def divide(model: nn.Module, mesh: DeviceMesh, precision: str, layers: bool, wei
                 "--set parallel=fsdp",
             )
         divide_layers(mesh["tensor"])
-    if weights:
-        _shard(model, mesh["data"], precision)
+    if types:
+        _shard(model, mesh["data"], types)
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
+def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
     if not divisible(model):
         raise InputError(
             'parallel = "fsdp": the model has weights without a dimension',
             "they cannot be divided",
             "--set parallel=ddp",
         )
-    dtype = torch.bfloat16 if precision == "bf16" else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    policy = MixedPrecisionPolicy(param_dtype=types.weights, reduce_dtype=types.gradients)
     for module in model.modules():
-        if dtype and isinstance(module, nn.modules.batchnorm._BatchNorm):  # with running statistics in float32
+        if types.weights and isinstance(module, nn.modules.batchnorm._BatchNorm):  # with running statistics in float32
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -128,6 +144,5 @@ def _like(own: Tensor | None, given: Any) -> Any:
     mesh, placements = own.device_mesh, own.placements
     if not isinstance(given, StoredTensor):
         return distribute_tensor(given.to(own.device), mesh, placements, src_data_rank=None)
-    shape, offset = compute_local_shape_and_global_offset(own.shape, mesh, placements)
-    local = given.part(offset, shape).to(own.device)
+    local = given.part(*place_of(own)).to(own.device)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=own.shape, stride=own.stride())

@@ -105,7 +105,7 @@ class Step:
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
         self._pieces = Pieces()
-        self._ranks = Ranks(model, settings.recover)
+        self._ranks = Ranks(model, settings.recover, settings.compress)
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0

@@ -17,6 +17,7 @@ class StepSettings:
         recover: when memory runs out, repeat the same window in smaller pieces.
         pad_to: lengthen shorter batches, dicts of tensors, to so many samples; the loss then finds which are real in
             `batch["valid"]`, bool (B,), and must be the mean over those. 0: batches stay as they are.
+        compress: gradients of a model in `DistributedDataParallel` travel as bfloat16.
     """
 
     precision: str = "fp32"
@@ -27,3 +28,4 @@ class StepSettings:
     graph: bool = True
     recover: bool = True
     pad_to: int = 0
+    compress: bool = False

@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from hotloop.core.job import Job, parse_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.core.tuning import Settings, Value
 from hotloop.tune.running import Running
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hotloop.attach.command import attached_environment
 from hotloop.attach.inside import Attachment
-from hotloop.core.job import Job, load_job
+from hotloop.core.job import Job
+from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine, usable_cpus
 from hotloop.tune.job_trials import JobTrials
 from hotloop.tune.script_trials import ScriptTrials

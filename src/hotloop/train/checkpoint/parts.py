@@ -15,7 +15,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_map_with_path, tree_unflatten
 
@@ -185,11 +184,25 @@ def _stride(tensor: Tensor) -> list[int]:
 
 def _own_part(name: str, tensor: DTensor) -> Part:
     """What this rank has of a divided tensor; nothing if others have the same and come first."""
-    mesh, local = tensor.device_mesh, tensor.to_local()
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-    coordinate = list(mesh.get_coordinate() or ())
+    local, coordinate = tensor.to_local(), list(tensor.device_mesh.get_coordinate() or ())
     copies = [at for at, how in zip(coordinate, tensor.placements, strict=True) if isinstance(how, Replicate)]
-    return Part(name, local[:0] if any(copies) else local, tuple(offset))
+    if any(copies) or not local.numel():
+        return Part(name, local.flatten()[:0], ())
+    return Part(name, local, place_of(tensor)[0])
+
+
+def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first indices, in the whole tensor, of what this rank has of it, and the shape of that."""
+    mesh, local = tensor.device_mesh, tensor.to_local()
+    layout = layout_of(tuple(tensor.shape), tuple(mesh.shape), tuple(map(_placement, tensor.placements)))
+    coordinate = list(mesh.get_coordinate() or ())
+    parts = [
+        at if isinstance(how, Shard | _StridedShard) else 0
+        for at, how in zip(coordinate, tensor.placements, strict=True)
+    ]
+    found = np.flatnonzero(layout.files == np.ravel_multi_index(parts, mesh.shape))
+    start = layout.starts[found[0]].tolist() if len(found) else [0] * tensor.ndim
+    return tuple(start), tuple(local.shape)
 
 
 def header(parts: Sequence[Part]) -> bytes:
