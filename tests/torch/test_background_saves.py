@@ -25,8 +25,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from hotloop import Checkpointer
 from hotloop.core.errors import CheckpointError
+from hotloop.core.files import start_directory
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
-from hotloop.train.checkpoint.parts import StoredTensor, layout_of
+from hotloop.train.checkpoint.files import Plan, Share, ShareFailed, describe, write_checkpoint
+from hotloop.train.checkpoint.parts import Part, StoredTensor, header, layout_of
 
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
 
@@ -172,9 +174,6 @@ def test_what_is_stored_is_read_in_parts_from_files_of_several_processes(tmp_pat
 
 
 def divide(path: Path, whole: Tensor) -> None:
-    from hotloop.train.checkpoint.files import describe
-    from hotloop.train.checkpoint.parts import Part, header
-
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "part-00001-of-00001.safetensors").unlink()
     files = {"state.pt": manifest["files"]["state.pt"]}
@@ -233,3 +232,55 @@ def test_names_that_look_alike_are_told_apart(tmp_path: Path) -> None:
 def test_a_parameter_stays_one(tmp_path: Path) -> None:
     path = Checkpointer(tmp_path).save({"weight": nn.Parameter(torch.ones(5000))}, step=1)
     assert isinstance(load_checkpoint(path).state["weight"], nn.Parameter)
+
+
+def test_what_a_state_carries_stays(tmp_path: Path) -> None:
+    """Versions of modules, keys of all kinds, and no more than is asked for."""
+    large = torch.arange(100_000.0)
+    module = nn.Sequential(nn.Linear(80, 100), nn.BatchNorm1d(100)).state_dict()
+    path = Checkpointer(tmp_path).save({"model": module, "few": large[:50], (1, 2): large}, step=1)
+    loaded = load_checkpoint(path).state
+    assert loaded["model"]._metadata == module._metadata
+    assert torch.equal(loaded[1, 2], large)
+    assert torch.equal(loaded["few"], large[:50])
+    path = Checkpointer(tmp_path).save({"few": large[:50]}, step=2)
+    assert (path / "state.pt").stat().st_size < 10_000
+
+
+def test_a_tensor_of_some_ranks_is_read_from_their_files(tmp_path: Path) -> None:
+    expected = torch.randn(100, 70, generator=torch.Generator().manual_seed(0))
+    path = Checkpointer(tmp_path).save({"weights": expected}, step=1)
+    divide(path, expected)
+    manifest = json.loads((path / "manifest.json").read_text())
+    names = [f"part-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
+    for source, target in ((names[0], "first"), (names[2], names[0]), ("first", names[2])):
+        (path / source).rename(path / target)
+    manifest["files"] |= {names[0]: manifest["files"][names[2]], names[2]: manifest["files"][names[0]]}
+    manifest["tensors"][0]["ranks"] = [2, 1, 0]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert torch.equal(load_checkpoint(path).state["weights"], expected)
+
+
+@pytest.mark.parametrize("background", [True])
+def test_a_state_that_grows_gets_another_writer(checkpointer: Checkpointer, capfd: pytest.CaptureFixture[str]) -> None:
+    for size in (1, 2, 4):
+        checkpointer.save({"weights": torch.ones(size * 1_000_000)}, step=size)
+    process = checkpointer._saver._writer._process
+    assert process
+    assert process.poll() is None
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_whose_disk_is_full_is_heard_of(tmp_path: Path) -> None:
+    temporary = start_directory(tmp_path / "epoch-0001-step-00000001")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_checkpoint(temporary, Share(1, 2), {"part": [memoryview(bytes(2000))]}, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    plan = Plan(str(tmp_path / "epoch-0001-step-00000001"), {}, keep=1, limit_seconds=60)
+    with pytest.raises(ShareFailed, match="on rank 1"):
+        write_checkpoint(temporary, Share(0, 2), {"part-0": [memoryview(b"x")]}, plan)
+    assert list(tmp_path.iterdir()) == []

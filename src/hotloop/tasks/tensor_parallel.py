@@ -9,6 +9,7 @@ Shape suffixes: B batch, T tokens, D width.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -80,8 +81,9 @@ class Team:
         full: Tensor = weight.full_tensor(grad_placements=[Partial()])
         return full
 
-    def mean(self, value: Tensor) -> Tensor:
-        """Over the ranks."""
-        parts = DTensor.from_local(value / self.mesh.size(), self.mesh, [Partial()])
-        whole: Tensor = parts.full_tensor()
+    def mean(self, value: Tensor, count: Tensor) -> Tensor:
+        """Over the ranks, each of which has a mean of so many."""
+        counts = DTensor.from_local(count.to(value.dtype), self.mesh, [Partial()]).full_tensor()
+        own = torch.where(count > 0, value, 0.0) * (count / counts)  # the mean of none is NaN
+        whole: Tensor = DTensor.from_local(own, self.mesh, [Partial()]).full_tensor()
         return whole

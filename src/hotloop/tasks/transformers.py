@@ -225,7 +225,7 @@ class Decoder(nn.Module):
             return functional.linear(team.all_tokens(x_BTD) if team else x_BTD, weight_VD)
         targets_BT = team.own_tokens(targets) if team else targets
         loss = linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
-        return team.mean(loss) if team else loss
+        return team.mean(loss, (targets_BT >= 0).sum()) if team else loss
 
     def _draw_weights(self, shape: Shape) -> None:
         """GPT-2's: normal with 0.02, less for what is added to the stream of `2 * layers` sums; biases zero."""

@@ -3,7 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,15 @@ def page_locked(memory: np.ndarray) -> Iterator[None]:
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
     locked = runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success
+    if not locked:
+        with suppress(RuntimeError):  # the next launch on the GPU raises that error, whoever's it is: let it be this
+            torch.zeros(1, device="cuda")
     try:
         yield
     finally:
         if locked:
-            torch.cuda.synchronize()
+            for number in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(number)
             runtime.cudaHostUnregister(address)
 
 

@@ -6,6 +6,7 @@ in the checkpoint.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +41,8 @@ from hotloop.train.step import Step
 from hotloop.train.validate import validate
 from hotloop.train.world import ALONE, World
 
+_LOOK_SECONDS, _PATIENCE_SECONDS = 0.02, 3600.0
+"""For what is written at the end."""
 _LOG_STEPS, _LOG_SECONDS = 10, 0.25
 """log.every = "auto": every 10 steps, but not more than four lines a second."""
 
@@ -329,7 +332,16 @@ class Loop:
         self._save()
         self._parts.heart.phase = "saving"
         self._end_saving()
+        if self._parts.copies:
+            self._beat_until(self._parts.copies.done)
         self._look_at_copies(wait=True)
+
+    def _beat_until(self, done: Callable[[], bool]) -> None:
+        """Wait for a disk or a store: that it takes long is no hang, up to a limit."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not done() and time.monotonic() < until:
+            self._parts.heart.beat()
+            time.sleep(_LOOK_SECONDS)
 
     def _look_at_saving(self) -> None:
         """Note that a checkpoint is whole, once it is."""
@@ -349,6 +361,7 @@ class Loop:
         if not self._saving:
             return
         begun, self._saving = self._saving, None
+        self._beat_until(begun.saving.done)
         path = begun.saving.end()
         if self._world.first:
             self._world.note("saved", str(path))
@@ -366,7 +379,8 @@ class Loop:
 
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""
-        random, *others = self._world.gathered_on_first(random_state()) or [random_state()]
+        states = self._world.gathered_on_first(random_state())[:: self._world.tensor]  # that of a team is the same
+        random, *others = states or [random_state()]
         return {
             "identity": self._parts.identity,
             "job": self._job.model_dump(mode="json"),

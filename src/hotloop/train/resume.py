@@ -67,7 +67,7 @@ def check_identity(loaded: Loaded, now: Identity) -> None:
 
 def restore(loaded: Loaded, step: Step) -> Progress:
     """Load weights and optimizer, and return the position; the random state comes last, just before the loop."""
-    step.load_state_dict(loaded.state["step"])
+    step.load_state_dict(loaded.state.pop("step"))  # and its files are let go
     return Progress.from_state(loaded.state["progress"])
 
 

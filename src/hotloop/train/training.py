@@ -267,8 +267,8 @@ class _Training:
 
     def _restore_random_state(self, loaded: Loaded) -> None:
         states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]
-        if self.parts.world.rank < len(states):  # further ranks go on from their seeds
-            restore_random_state(states[self.parts.world.rank])
+        if self.parts.world.data_rank < len(states):  # further ranks go on from their seeds
+            restore_random_state(states[self.parts.world.data_rank])
 
     def _started(self, progress: Progress, loaded: Loaded | None) -> Started:
         parts = self.parts

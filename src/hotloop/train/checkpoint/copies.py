@@ -1,5 +1,7 @@
 """Copies of a run's checkpoints in object storage, made beside the training: what remains when the disk does not."""
 
+import os
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +16,7 @@ from hotloop.data.object_store import obstore_module, open_store, reason
 from hotloop.train.checkpoint.checkpointer import verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, position_of
 
+_PIECE_BYTES = 1 << 26
 _PART_BYTES, _MOST_PARTS = 1 << 24, 9000
 """Of an object that is sent in parts; a store takes 10,000 of them."""
 _ENCRYPTION = {"aes256": "AES256", "kms": "aws:kms"}
@@ -51,7 +54,8 @@ class Copies:
         self._obstore = obstore_module()
         self._store = open_store(self.url, **_encryption(settings))
         self._threads = ThreadPoolExecutor(1, "hotloop-copies")
-        self._begun: list[Future[Copy | None]] = []
+        self._begun: list[Future[Copy]] = []
+        self._aside = Path()
         self.positions()
 
     def positions(self) -> list[Position]:
@@ -92,19 +96,35 @@ class Copies:
         return None
 
     def _fetch(self, name: str, file: Path) -> None:
+        """In pieces: a store's patience is for one answer, and large files take longer."""
         try:
+            size = self._obstore.head(self._store, name)["size"]
             with file.open("wb") as opened:
-                for piece in self._obstore.get(self._store, name).stream():
-                    opened.write(piece)
+                for start in range(0, size, _PIECE_BYTES):
+                    length = min(_PIECE_BYTES, size - start)
+                    opened.write(self._obstore.get_range(self._store, name, start=start, length=length))
         except self._obstore.exceptions.BaseError as error:
             fix = "see whether the store answers, and start again"
             raise CheckpointError(f"{self.url}/{name} cannot be read", reason(error), fix) from None
 
     def begin(self, checkpoint: Path) -> None:
         """Copy one as soon as the one before is done; of those that wait only the newest is copied."""
-        if self._begun:
-            self._begun[-1].cancel()
-        self._begun.append(self._threads.submit(self._copied, checkpoint))
+        if self._begun and self._begun[-1].cancel():
+            shutil.rmtree(self._aside)
+        self._aside = checkpoint.with_name(f".copied-{checkpoint.name}")
+        try:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            shutil.copytree(checkpoint, self._aside, copy_function=_link)  # it may be removed before it is sent
+        except (OSError, shutil.Error) as error:
+            failed: Future[Copy] = Future()
+            failed.set_result(Copy(f"{self.url}/{checkpoint.name}", 0.0, str(error)))
+            self._begun.append(failed)
+            return
+        self._begun.append(self._threads.submit(self._copied, self._aside, checkpoint.name))
+
+    def done(self) -> bool:
+        """Whether nothing is under way."""
+        return all(one.done() for one in self._begun)
 
     def finished(self, wait: bool = False) -> list[Copy]:
         """What has been copied, or could not be, since this was last asked.
@@ -114,7 +134,7 @@ class Copies:
         """
         done = [one for one in self._begun if wait or one.done()]
         self._begun = [one for one in self._begun if one not in done]
-        return [copy for one in done if not one.cancelled() and (copy := one.result())]
+        return [one.result() for one in done if not one.cancelled()]
 
     def drop_newer(self, position: Position) -> None:
         """Remove those after a position: the run goes on from before them."""
@@ -126,26 +146,33 @@ class Copies:
         """Copy nothing more."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _copied(self, checkpoint: Path) -> Copy | None:
-        place, started = f"{self.url}/{checkpoint.name}", time.perf_counter()
+    def _copied(self, folder: Path, name: str) -> Copy:
+        place, started, trouble = f"{self.url}/{name}", time.perf_counter(), ""
         try:
-            for file in sorted(checkpoint.iterdir(), key=lambda file: file.name == MANIFEST):  # it says: all are there
+            for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):  # it says: all are there
                 size = max(_PART_BYTES, file.stat().st_size // _MOST_PARTS)
-                self._obstore.put(self._store, f"{checkpoint.name}/{file.name}", file, chunk_size=size)
-            for old in self.positions()[self._keep :]:
-                self._remove(checkpoint_name(old))
-        except FileNotFoundError:  # newer ones have taken its place on the disk meanwhile, and are copied next
-            return None
+                self._obstore.put(self._store, f"{name}/{file.name}", file, chunk_size=size)
+            kept = {checkpoint_name(position) for position in self.positions()[: self._keep]}
+            for old in {path.partition("/")[0] for path in self._names()} - kept - {name}:
+                self._remove(old)
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            return Copy(place, time.perf_counter() - started, reason(error))
+            trouble = reason(error)
         except InputError as error:
-            return Copy(place, time.perf_counter() - started, error.cause)
-        return Copy(place, time.perf_counter() - started)
+            trouble = error.cause
+        shutil.rmtree(folder, ignore_errors=True)
+        return Copy(place, time.perf_counter() - started, trouble)
 
     def _remove(self, name: str) -> None:
         found = sorted(path for path in self._names() if path.startswith(f"{name}/"))
         for path in sorted(found, key=lambda path: not path.endswith(MANIFEST)):
             self._obstore.delete(self._store, path)
+
+
+def _link(file: str, link: str) -> None:
+    try:
+        os.link(file, link)
+    except OSError:  # not every file system has links
+        shutil.copyfile(file, link)
 
 
 def _encryption(settings: CheckpointSection) -> dict[str, Any]:

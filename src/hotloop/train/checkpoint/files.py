@@ -120,6 +120,8 @@ def _write_share(temporary: Path, share: Share, files: Mapping[str, Iterable[mem
         described = {name: _write(temporary / name, content) for name, content in files.items()}
         write_atomic(temporary / _SHARE.format(share.number), json.dumps(described))
     except OSError as error:
+        for name in files:  # a full disk has no room for the next line either
+            (temporary / name).unlink(missing_ok=True)
         if temporary.exists() and share.of > 1:
             failure = {"errno": error.errno, "text": error.strerror or str(error)}
             (temporary / _FAILURE.format(share.number)).write_text(json.dumps(failure))
@@ -146,13 +148,13 @@ def _publish(temporary: Path, plan: Plan, of: int) -> None:
     path, files = Path(plan.path), dict[str, Any]()
     for number in range(of):
         files |= _awaited(temporary, number, plan.limit_seconds)
-    for left in temporary.glob(".share-*"):
-        left.unlink()
     write_atomic(temporary / MANIFEST, json.dumps({"format": FORMAT, **plan.manifest, "files": files}) + "\n")
     finish_directory(path)
+    for left in path.glob(".share-*"):  # not before: who goes on for a killed writer needs them
+        left.unlink()
     for _, old in all_checkpoints(path.parent)[plan.keep :]:
         if old != path:  # a loop that went back saves what is not the newest
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # a file that is still read may stay for a while
 
 
 def _awaited(temporary: Path, number: int, limit_seconds: float) -> dict[str, Any]:

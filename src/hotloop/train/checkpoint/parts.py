@@ -3,8 +3,9 @@
 The files are those that `torch.distributed.checkpoint` calls Hugging Face's: its `HuggingFaceStorageReader` reads them.
 """
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +17,10 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_map_with_path, tree_unflatten
 
 State = dict[str, Any]
+Keys = tuple[Any, ...]
+"""Of dicts and places in lists, from the outermost on."""
 
 _SMALL_BYTES = 2**14
 """Tensors of less stay in `state.pt`: a hundred of them there are read faster than a hundred files' entries."""
@@ -71,26 +73,41 @@ def split(state: State, first: bool = True) -> Split:
     Args:
         first: whether this process writes what is not divided.
     """
-    leaves, spec = tree_flatten_with_path(state)
-    rest: list[Any] = []
     entries: list[dict[str, Any]] = []
     parts: list[Part] = []
     names: dict[Any, str] = {}
     taken = {"__metadata__"}
-    for keys, leaf in leaves:
+
+    def take_out(path: Keys, leaf: Any) -> Any:
         divided = isinstance(leaf, DTensor)
-        if not divided and not _is_large(leaf):
-            rest.append(leaf)
-            continue
-        rest.append(None)
-        path, same = [_plain(key) for key in keys], _identity(leaf)
+        if not divided and not (_is_large(leaf) and all(isinstance(key, str | int) for key in path)):
+            return _with_own_memory(leaf)
+        same = _identity(leaf)
         if same not in names:
             name = names[same] = _free_name(path, taken)
             taken.add(name)
-            parts += [_own_part(name, leaf)] if divided else [Part(name, leaf, (0,) * leaf.ndim)] if first else []
+            parts.extend([_own_part(name, leaf)] if divided else [Part(name, leaf, (0,) * leaf.ndim)] if first else [])
         entries.append(_entry(path, names[same], leaf))
-    divided = any(isinstance(leaf, DTensor) for _, leaf in leaves)
-    return Split(tree_unflatten(rest, spec), entries, [one for one in parts if one.tensor.numel()], divided)
+        return None
+
+    rest = mapped(take_out, state)
+    divided = any(entry["mesh"] for entry in entries)
+    return Split(rest, entries, [one for one in parts if one.tensor.numel()], divided)
+
+
+def mapped(function: Callable[[Keys, Any], Any], value: Any, path: Keys = ()) -> Any:
+    """A state with `function(keys to it, leaf)` in place of each leaf; dicts keep their type and what they carry, as
+    `state_dict()` has its modules' versions with it.
+    """
+    if isinstance(value, dict):
+        found = copy.copy(value)
+        for key, inner in value.items():
+            found[key] = mapped(function, inner, (*path, key))
+        return found
+    if isinstance(value, list | tuple):
+        inside = [mapped(function, inner, (*path, number)) for number, inner in enumerate(value)]
+        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    return function(path, value)
 
 
 def _is_large(leaf: Any) -> bool:
@@ -99,9 +116,11 @@ def _is_large(leaf: Any) -> bool:
     return leaf.nbytes >= _SMALL_BYTES and not leaf.requires_grad and not leaf.is_meta
 
 
-def _plain(key: Any) -> str | int:
-    found: str | int = key.key if hasattr(key, "key") else key.idx if hasattr(key, "idx") else key.name
-    return found
+def _with_own_memory(leaf: Any) -> Any:
+    """A small tensor without the large one that it is a view of: torch saves all of that."""
+    if type(leaf) is Tensor and leaf.layout is torch.strided and leaf.untyped_storage().nbytes() >= _SMALL_BYTES:
+        return leaf.clone() if leaf.nbytes < _SMALL_BYTES else leaf
+    return leaf
 
 
 def _identity(tensor: Tensor) -> Any:
@@ -111,22 +130,25 @@ def _identity(tensor: Tensor) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _free_name(path: Sequence[str | int], taken: set[str]) -> str:
+def _free_name(path: Keys, taken: set[str]) -> str:
     name = ".".join(str(part) for part in path)
     while name in taken:
         name += "_"
     return name
 
 
-def _entry(path: Sequence[str | int], name: str, tensor: Tensor) -> dict[str, Any]:
+def _entry(path: Keys, name: str, tensor: Tensor) -> dict[str, Any]:
     """What the manifest says of a tensor: how it is divided, not where each of thousands of parts is."""
     mesh: tuple[int, ...] = ()
     placements: tuple[tuple[int, ...], ...] = ()
+    ranks: list[int] = []
     if isinstance(tensor, DTensor):
         mesh, placements = tuple(tensor.device_mesh.shape), tuple(map(_placement, tensor.placements))
+        ranks = tensor.device_mesh.mesh.flatten().tolist()
+        ranks = [] if ranks == list(range(len(ranks))) else ranks  # all of them, row by row, as a rule
     return {
         "path": path, "name": name, "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
-        "stride": _stride(tensor), "mesh": mesh, "placements": placements,
+        "stride": _stride(tensor), "mesh": mesh, "placements": placements, "ranks": ranks,
     }  # fmt: skip
 
 
@@ -233,6 +255,7 @@ class StoredTensor:
         self._name = entry["name"]
         self._dtype = _DTYPES[entry["dtype"]]
         self._stride = entry["stride"]
+        self._ranks = entry["ranks"]
         self._divided = tuple(entry["mesh"]), tuple(map(tuple, entry["placements"]))
 
     def whole(self) -> Tensor:
@@ -248,9 +271,11 @@ class StoredTensor:
         found: Tensor | None = None
         for number in np.flatnonzero((highs > lows).all(axis=1)):
             low, high, start = (all_parts[number].tolist() for all_parts in (lows, highs, layout.starts))
-            block = self._files.read(int(layout.files[number]), self._name, _slices(low, high, start))
+            index = int(layout.files[number])
+            file = self._ranks[index] if self._ranks else index
+            block = self._files.read(file, self._name, _slices(low, high, start))
             if list(block.shape) == list(shape):
-                return block
+                return block.clone()  # else it is the file's memory, and keeps the file
             found = block.new_empty(tuple(shape)) if found is None else found
             found[tuple(_slices(low, high, offset))] = block
         return torch.empty(tuple(shape), dtype=self._dtype) if found is None else found
@@ -280,10 +305,12 @@ def join(rest: State, folder: Path, entries: Sequence[dict[str, Any]], files: Se
     """The state that was taken apart, with a `StoredTensor` where a tensor was."""
     opened = PartFiles(folder, files)
     stored = {tuple(entry["path"]): StoredTensor(opened, entry) for entry in entries}
-    found: State = tree_map_with_path(lambda keys, leaf: stored.get(tuple(map(_plain, keys)), leaf), rest)
+    found: State = mapped(lambda path, leaf: stored.pop(path, leaf) if leaf is None else leaf, rest)
+    if stored:
+        raise ValueError(f"state.pt has no place for {next(iter(stored))}")
     return found
 
 
 def read_whole(state: Any) -> Any:
     """The same with each stored tensor read."""
-    return tree_map_only(StoredTensor, StoredTensor.whole, state)
+    return mapped(lambda path, leaf: leaf.whole() if isinstance(leaf, StoredTensor) else leaf, state)

@@ -123,7 +123,10 @@ class Saver:
         return Saved(path)
 
     def _in_background(self, request: Request, texts: dict[str, bytes], parts: Split, path: Path) -> Saving:
+        before = self._staging.memory
         staged = self._staging.copy(list(texts.values()), in_file_order(parts.parts))
+        if self._staging.memory is not before:
+            self._writer.close()  # it has the old memory
         files = {name: [block] for name, block in zip(texts, staged.blocks, strict=False)}
         if parts.parts:
             files[part_name(request.share)] += staged.blocks[len(texts) :]

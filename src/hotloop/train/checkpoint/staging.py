@@ -27,20 +27,20 @@ class Staged:
     """
 
     blocks: list[tuple[int, int]]
-    event: Any = None
+    events: list[Any] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
 
     def ready(self) -> bool:
         """Whether all of it is there."""
-        if self.event is not None and not self.event.query():
+        if not all(event.query() for event in self.events):
             return False
         self.sources.clear()
         return True
 
     def wait(self) -> None:
         """Until it is."""
-        if self.event is not None:
-            self.event.synchronize()
+        for event in self.events:
+            event.synchronize()
         self.sources.clear()
 
 
@@ -53,7 +53,7 @@ class Staging:
 
     def __init__(self) -> None:
         self.memory: HostMemory | None = None
-        self._stream: Any = None
+        self._streams: dict[torch.device, Any] = {}
 
     def copy(self, texts: Sequence[bytes], parts: Sequence[Part]) -> Staged:
         """Begin to copy: the state may change as soon as this returns.
@@ -82,28 +82,33 @@ class Staging:
         return self.memory
 
     def _copied(self, blocks: list[tuple[int, int]], places: list[Tensor], tensors: list[Tensor]) -> Staged:
-        on_gpu = [number for number, tensor in enumerate(tensors) if tensor.is_cuda]
-        for number, tensor in enumerate(tensors):
-            if not tensor.is_cuda:
-                places[number].copy_(tensor)
-        if not on_gpu:
-            return Staged(blocks)
-        device = tensors[on_gpu[0]].device
-        apart = sum(tensors[number].nbytes for number in on_gpu) <= _room(device)
-        if apart:
-            for number in on_gpu:
-                tensors[number] = tensors[number].clone(memory_format=torch.contiguous_format)
-        self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            for number in on_gpu:
-                places[number].copy_(tensors[number], non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        staged = Staged(blocks, event, [tensors[number] for number in on_gpu])
-        if not apart:
-            staged.wait()
+        staged = Staged(blocks)
+        for device in {tensor.device for tensor in tensors}:
+            here = [number for number, tensor in enumerate(tensors) if tensor.device == device]
+            own_places, own = [places[number] for number in here], [tensors[number] for number in here]
+            if device.type == "cuda":
+                self._copy_from(device, own_places, own, staged)
+            else:
+                for place, tensor in zip(own_places, own, strict=True):
+                    place.copy_(tensor)
         return staged
+
+    def _copy_from(self, device: torch.device, places: list[Tensor], tensors: list[Tensor], staged: Staged) -> None:
+        copies = _copies(device, tensors)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for place, tensor in zip(places, copies or tensors, strict=True):
+                place.copy_(tensor, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+        if copies:
+            staged.sources += copies
+            staged.events.append(event)
+        else:
+            event.synchronize()
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -112,7 +117,12 @@ class Staging:
         self.memory = None
 
 
-def _room(device: torch.device) -> float:
+def _copies(device: torch.device, tensors: list[Tensor]) -> list[Tensor]:
+    """Of tensors on the GPU; none if it has no room. What the allocator keeps is no room: the next step wants it."""
     free, total = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + kept - _ROOM_SHARE * total
+    if sum(tensor.nbytes for tensor in tensors) > free - _ROOM_SHARE * total:
+        return []
+    try:
+        return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+    except torch.OutOfMemoryError:
+        return []

@@ -57,18 +57,16 @@ class Writer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._descriptor = -1
         self._request: Request | None = None
 
     def begin(self, request: Request, descriptor: int, size_bytes: int) -> None:
         """Have a share written from memory; one at a time."""
-        if self._process is None or self._descriptor != descriptor or self._process.poll() is not None:
+        if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(  # noqa: S603, it is this module
                 [sys.executable, "-P", "-m", __name__, str(descriptor), str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[descriptor],
             )  # fmt: skip
-            self._descriptor = descriptor
         self._request = request
         assert self._process.stdin
         with suppress(BrokenPipeError):  # it has ended: `answered` sees that
