@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from hotloop.core.job import Job, TokensTask, known_keys
+from hotloop.core.job import Job, TokensTask
+from hotloop.core.job_file import known_keys
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

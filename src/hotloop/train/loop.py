@@ -22,7 +22,6 @@ from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.agreement import Agreement, Wishes
 from hotloop.train.checkpoint.checkpointer import Checkpointer, newest_path
 from hotloop.train.checkpoint.copies import Copies
-from hotloop.train.checkpoint.files import Share
 from hotloop.train.checkpoint.parts import State
 from hotloop.train.checkpoint.saving import Saving
 from hotloop.train.checkpoint.schedule import SaveSchedule
@@ -112,7 +111,7 @@ class Loop:
         self._device = torch.device(job.device)
         self._checkpointer = Checkpointer(
             parts.run.checkpoints, job.checkpoint.keep, background=bool(job.checkpoint.background),
-            share=Share(parts.world.rank, parts.world.size),
+            rank=parts.world.rank, ranks=parts.world.size,
         )  # fmt: skip
         self._saving: _Begun | None = None
         expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)

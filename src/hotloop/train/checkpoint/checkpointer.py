@@ -17,7 +17,7 @@ import torch
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.files import recover
 from hotloop.train.checkpoint import files
-from hotloop.train.checkpoint.files import ALONE, FORMAT, MANIFEST, STATE, Position, Share
+from hotloop.train.checkpoint.files import FORMAT, MANIFEST, STATE, Position, Share
 from hotloop.train.checkpoint.hashes import Hashes, hash_files
 from hotloop.train.checkpoint.parts import State, join, read_whole
 from hotloop.train.checkpoint.saving import Saver, Saving
@@ -48,8 +48,9 @@ class Checkpointer:
         keep: how many of the newest stay, at least 1.
         warn: told, in a line, of each damaged checkpoint that is passed over.
         background: `begin` returns when the state is in the host's memory, and another process writes it.
-        share: which of the processes this is that save together; each has the same state, or a part of its tensors
-            (`DTensor`).
+        rank: which of the processes this is that save together. Each has the same state, or a part of its tensors
+            (`DTensor`). The first one calls `open`, and after that all call `begin`.
+        ranks: how many there are.
 
     Raises:
         InputError: `keep` is less than 1.
@@ -64,20 +65,21 @@ class Checkpointer:
 
     def __init__(
         self, directory: Path, keep: int = 2, warn: Callable[[str], None] = lambda _: None, background: bool = False,
-        share: Share = ALONE,
+        rank: int = 0, ranks: int = 1,
     ) -> None:  # fmt: skip
         if keep < 1:
             raise InputError(f"keep is {keep}; at least 1 is needed", "the newest checkpoint always stays", "keep=2")
         self._directory = directory
         self._warn = warn
-        self._saver = Saver(directory, keep, background, share)
+        self._saver = Saver(directory, keep, background, Share(rank, ranks))
 
     def save(self, state: State, step: int, epoch: int = 0) -> Path:
         """Write a checkpoint, whole or not at all, then remove the oldest beyond `keep`.
 
         Args:
             state: what `torch.load(weights_only=True)` reads: tensors, numbers, texts, and lists and dicts of them.
-            step, epoch: where the training stands; the newest is the one with the highest epoch, then step.
+            step: where the training stands.
+            epoch: the newest is the one with the highest epoch, then step.
 
         Raises:
             CheckpointError: it could not be written, or never be read; the older ones stand.

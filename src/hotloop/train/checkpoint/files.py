@@ -57,9 +57,6 @@ class Plan:
     limit_seconds: float
 
 
-ALONE = Share()
-
-
 class ShareFailed(OSError):
     """Another process could not write its share."""
 
