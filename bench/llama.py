@@ -1,0 +1,229 @@
+"""Llama 3's 8B shapes on all GPUs of one host, sequences of 8,192 tokens: `hotloop train` with divided weights against
+FSDP2 by hand.
+
+The rival is what torch's own examples show: `fully_shard` of each block and of the model, bf16 with gradients added up
+in float32, each block compiled, fused AdamW, one sequence on each GPU. Each figure is a run of its own processes, after
+those steps in which all is compiled. Goal: 1.03 of the rival's tokens/s.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from record import Figure, add_device, publish
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+
+
+class Sizes:
+    """What is trained: large on GPUs, tiny without."""
+
+    def __init__(self, device: str) -> None:
+        tiny = device == "cpu"
+        self.device = device
+        self.ranks = 2 if tiny else torch.cuda.device_count()
+        self.context, self.vocabulary = (32, 64) if tiny else (8192, 128_256)
+        self.layers, self.width, self.heads, self.kv_heads, self.hidden = (
+            (2, 64, 4, 2, 96) if tiny else (32, 4096, 32, 8, 14336)
+        )
+        self.warm, self.steps = (2, 3) if tiny else (10, 20)
+
+
+class PlainBlock(nn.Module):
+    """A block as it is usually written."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width, self.heads, self.kv_heads = sizes.width, sizes.heads, sizes.kv_heads
+        self.head_width = width // sizes.heads
+        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, sizes.kv_heads * self.head_width, bias=False)
+        self.v = nn.Linear(width, sizes.kv_heads * self.head_width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, sizes.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(sizes.hidden, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        inner = self.norm1(x)
+        q = self.q(inner).view(batch, tokens, self.heads, -1).transpose(1, 2)
+        k = self.k(inner).view(batch, tokens, self.kv_heads, -1).transpose(1, 2)
+        v = self.v(inner).view(batch, tokens, self.kv_heads, -1).transpose(1, 2)
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        inner = self.norm2(x)
+        result: Tensor = x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
+        return result
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class PlainLlama(nn.Module):
+    """Llama 3 as it is usually written."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.ModuleList(PlainBlock(sizes) for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.width, eps=1e-5)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def by_hand(rank: int, sizes: Sizes, port: int, file: str) -> None:
+    """One rank of the rival; the first one writes tokens/s of all."""
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {**address, "RANK": str(rank), "WORLD_SIZE": str(sizes.ranks)}
+    device = torch.device(sizes.device, rank if sizes.device == "cuda" else 0)
+    if sizes.device == "cuda":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl" if sizes.device == "cuda" else "gloo")
+    with torch.device("meta"):
+        model = PlainLlama(sizes)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        if sizes.device == "cuda":
+            block.compile()
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    width = sizes.width // sizes.heads
+    frequencies = 500_000.0 ** (-torch.arange(0, width, 2, device=device).float() / width)
+    angles = torch.outer(torch.arange(sizes.context, device=device).float(), frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    tokens = torch.randint(0, sizes.vocabulary, (1, sizes.context + 1), device=device)
+
+    def step() -> None:
+        logits = model(tokens[:, :-1], cos, sin)
+        functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def wait() -> None:
+        if sizes.device == "cuda":
+            torch.cuda.synchronize()
+        distributed.barrier()
+
+    for _ in range(sizes.warm):
+        step()
+    wait()
+    started = time.perf_counter()
+    for _ in range(sizes.steps):
+        step()
+    wait()
+    if rank == 0:
+        rate = sizes.steps * sizes.ranks * sizes.context / (time.perf_counter() - started)
+        memory = torch.cuda.max_memory_allocated() if sizes.device == "cuda" else 0
+        Path(file).write_text(json.dumps({"tokens_per_second": rate, "memory_bytes": memory}))
+    distributed.destroy_process_group()
+
+
+def trained(sizes: Sizes, folder: Path, number: int) -> float:
+    """Tokens/s of `hotloop train`, by the clock between two steps."""
+    run = folder / f"run-{number}"
+    arguments = {"layers": sizes.layers, "width": sizes.width, "heads": sizes.heads, "kv_heads": sizes.kv_heads}
+    job: dict[str, Any] = {
+        "device": sizes.device,
+        "parallel": "fsdp",
+        "precision": "bf16",
+        "task": {"name": "tokens", "context": sizes.context, "vocabulary": sizes.vocabulary},
+        "data": {"train": str(folder / "tokens.npy"), "batch_size": sizes.ranks, "last_batch": "drop"},
+        "model": {"name": "llama-3-8b", "arguments": {**arguments, "hidden": sizes.hidden}},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-5},
+        "speed": {"compile": "blocks" if sizes.device == "cuda" else False},
+        "ranks": {"processes": sizes.ranks, "restarts": 0},
+        "train": {"epochs": 1},
+        "checkpoint": {"every": "2 epochs", "background": False},
+        "log": {"every": sizes.steps, "tensorboard": False},
+        "run": {"dir": str(run)},
+    }
+    file = folder / "job.toml"
+    file.write_text(tomli_w.dumps(job))
+    command = [sys.executable, "-m", "hotloop", "train", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        metrics = run / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and len(steps_of(metrics)) >= _WINDOWS):
+            time.sleep(0.2)
+        end_ranks(process.pid)  # any other end is with a checkpoint of 96 GB
+    steps = steps_of(metrics)
+    first, last = steps[-2], steps[-1]
+    tokens = (last["step"] - first["step"]) * sizes.ranks * sizes.context
+    return tokens / float(last["time"] - first["time"])
+
+
+def end_ranks(parent: int) -> None:
+    """Kill the processes that train; the one that has started them ends then."""
+    mark = f"HOTLOOP_RANKS_PARENT={parent}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+_WINDOWS = 3
+"""Of `Sizes.steps`: all is compiled in the first."""
+
+
+def steps_of(metrics: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
+    return [record for record in records if record["event"] == "step"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_device(parser)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    sizes = Sizes(arguments.device)
+    rates: dict[str, list[float]] = {"hotloop": [], "by_hand": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        count = (_WINDOWS + 1) * sizes.steps * sizes.ranks * sizes.context + 1
+        tokens = np.random.default_rng(0).integers(0, sizes.vocabulary, count)
+        np.save(folder / "tokens.npy", tokens.astype(np.uint32 if sizes.vocabulary > 2**16 else np.uint16))
+        for number in range(arguments.rounds):
+            file = folder / f"by-hand-{number}.json"
+            multiprocessing.spawn(by_hand, (sizes, 29_600 + number, str(file)), nprocs=sizes.ranks)
+            rates["by_hand"].append(json.loads(file.read_text())["tokens_per_second"])
+            rates["hotloop"].append(trained(sizes, folder, number))
+            print(rates, file=sys.stderr, flush=True)
+    ratios = [ours / theirs for ours, theirs in zip(rates["hotloop"], rates["by_hand"], strict=True)]
+    each = {name: [rate / sizes.ranks for rate in found] for name, found in rates.items()}
+    speeds = {name: Figure.of(found, "tokens/s/GPU").__dict__ for name, found in each.items()}
+    content = {"ranks": sizes.ranks, **speeds, "ratio": Figure.of(ratios, "of by hand").__dict__}
+    if sizes.device == "cuda":
+        publish("llama", content, arguments.json)
+    else:
+        print(json.dumps(content))
+
+
+if __name__ == "__main__":
+    main()
