@@ -220,12 +220,22 @@ class Decoder(nn.Module):
             x_BTD = x_BTD.bfloat16()
         for block in self.blocks:
             x_BTD = block(x_BTD)
-        x_BTD, weight_VD = self.norm(x_BTD), team.whole(self.head.weight) if team else self.head.weight
+        x_BTD = self.norm(x_BTD)
+        if team:
+            return self._ends_in(team, x_BTD, targets)
+        if targets is not None:
+            return linear_cross_entropy(x_BTD.flatten(0, 1), self.head.weight, targets.flatten())
+        logits_BTV: Tensor = self.head(x_BTD)
+        return logits_BTV
+
+    def _ends_in(self, team: Team, x_BTD: Tensor, targets: Tensor | None) -> Tensor:
+        """What `forward` does with this rank's part of the tokens."""
+        weight_VD = team.whole(self.head.weight)
         if targets is None:
-            return functional.linear(team.all_tokens(x_BTD) if team else x_BTD, weight_VD)
-        targets_BT = team.own_tokens(targets) if team else targets
+            return functional.linear(team.all_tokens(x_BTD), weight_VD)
+        targets_BT = team.own_tokens(targets)
         loss = linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
-        return team.mean(loss, (targets_BT >= 0).sum()) if team else loss
+        return team.mean(loss, (targets_BT >= 0).sum())
 
     def _draw_weights(self, shape: Shape) -> None:
         """GPT-2's: normal with 0.02, less for what is added to the stream of `2 * layers` sums; biases zero."""
