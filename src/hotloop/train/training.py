@@ -79,9 +79,8 @@ def train_job(
         watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder)
         preemption = stack.enter_context(watching)
         ready = prepare(job, machine, observer.warn, world)
-        named = None
-        if resume not in ("auto", "never") and world.first:
-            named = named_checkpoint(Path(resume), observer.warn, lazily=True)
+        other = resume not in ("auto", "never") and world.first
+        named = named_checkpoint(Path(resume), observer.warn, lazily=True) if other else None
         if resume == "never" and world.first and job.run.dir and (aside := set_aside(Path(job.run.dir))):
             observer.warn(f"the earlier run is now {aside}")
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
