@@ -125,7 +125,10 @@ def _small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
 def slow_disk(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     """Each fsync takes a tenth of a second, and any process is killed meanwhile."""
     library = trial.run.with_suffix(".so")
-    text = "#include <unistd.h>\n#include <sys/syscall.h>\nint fsync(int f){usleep(100000);return syscall(SYS_fsync,f);}\n"
+    text = (
+        "#include <unistd.h>\n#include <sys/syscall.h>\n"
+        "int fsync(int f) { usleep(100000); return syscall(SYS_fsync, f); }\n"
+    )
     command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", library]
     subprocess.run(command, input=text, text=True, check=True)
     return killed(replace(trial, variables={"LD_PRELOAD": str(library)}), moments, seconds)
