@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import SMALL_JOB, losses, rank_of, read_until, started, weights_of
+from runs import losses, rank_of, read_until, started, weights_of, write_small_job
 
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop"]
@@ -19,11 +19,7 @@ TWO = ["--set", "ranks.processes=2"]
 
 @pytest.fixture
 def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
-    """21 samples: the last of six batches has one, which one of two ranks has."""
-    make_images(classes=3, each=7)
-    file = tmp_path / "job.toml"
-    file.write_text(SMALL_JOB)
-    return file
+    return write_small_job(make_images, tmp_path)
 
 
 def test_two_train_what_one_would(hotloop: Command, job: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,14 @@ every = 1
 [optimizer]
 learning_rate = 0.01
 """
+
+
+def write_small_job(make_images: Callable[..., Path], folder: Path) -> Path:
+    """The job and its 21 samples: the last of six batches has one, which one of two ranks has."""
+    make_images(classes=3, each=7)
+    file = folder / "job.toml"
+    file.write_text(SMALL_JOB)
+    return file
 
 
 def weights_of(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if not object_store.program():
 
 import obstore
 from command import Command
-from runs import SMALL_JOB, weights_of
+from runs import weights_of, write_small_job
 
 from hotloop.core.errors import InputError
 from hotloop.core.job_file import parse_job
@@ -44,10 +44,7 @@ def bucket(
 
 @pytest.fixture
 def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
-    make_images(classes=3, each=7)
-    file = tmp_path / "job.toml"
-    file.write_text(SMALL_JOB)
-    return file
+    return write_small_job(make_images, tmp_path)
 
 
 def to(bucket: str, *more: str) -> list[str]:
