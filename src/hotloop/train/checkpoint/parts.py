@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -144,12 +145,18 @@ def _entry(path: Keys, name: str, tensor: Tensor) -> dict[str, Any]:
     ranks: list[int] = []
     if isinstance(tensor, DTensor):
         mesh, placements = tuple(tensor.device_mesh.shape), tuple(map(_placement, tensor.placements))
-        ranks = tensor.device_mesh.mesh.flatten().tolist()
-        ranks = [] if ranks == list(range(len(ranks))) else ranks  # all of them, row by row, as a rule
+        ranks = _ranks_of(tensor.device_mesh)
     return {
         "path": path, "name": name, "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
         "stride": _stride(tensor), "mesh": mesh, "placements": placements, "ranks": ranks,
     }  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _ranks_of(mesh: DeviceMesh) -> list[int]:
+    """Row by row; empty if they are all there are, in order, as a rule."""
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    return [] if ranks == list(range(len(ranks))) else ranks
 
 
 def _placement(placement: Placement) -> tuple[int, ...]:
