@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import losses, rank_of, read_until, started, weights_of, write_small_job
+from runs import TOKENS_JOB, losses, rank_of, read_until, started, weights_of, write_small_job
 
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop"]
@@ -93,39 +93,12 @@ def test_more_processes_than_samples_a_batch_are_refused(hotloop: Command, job: 
     assert "data.batch_size = 4 is less than the 5 processes" in done.err
 
 
-TEXT = """
-name = "text"
-device = "cpu"
-[task]
-name = "tokens"
-context = 16
-vocabulary = 64
-[data]
-train = "tokens.npy"
-val = "tokens.npy"
-batch_size = 6
-workers = 0
-[model]
-name = "gpt2"
-arguments = { layers = 2, width = 32, heads = 2, kv_heads = 2, hidden = 64 }
-[train]
-epochs = 2
-clip_norm = 0.5
-[schedule]
-name = "constant"
-[optimizer]
-learning_rate = 0.003
-[log]
-every = 1
-"""
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """20 samples: the last of four batches has two, and the last of two in validation eight."""
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
     file = tmp_path / "job.toml"
-    file.write_text(TEXT)
+    file.write_text(TOKENS_JOB)
     return file
 
 

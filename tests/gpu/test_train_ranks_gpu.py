@@ -6,10 +6,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import SMALL_JOB, losses, rank_of, read_until, started
+from runs import SMALL_JOB, TOKENS_JOB, losses, rank_of, read_until, started
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -41,3 +42,15 @@ def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
     assert child.returncode == 0, err
     assert "rank 1 was ended by SIGKILL; starting all again" in err
     assert "finished after 1000 steps" in out.replace(",", "")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp"])
+def test_models_in_parts_train_what_one_would(hotloop: Command, tmp_path: Path, parallel: str) -> None:
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
+    (tmp_path / "job.toml").write_text(TOKENS_JOB.replace('"cpu"', '"cuda"\nprecision = "fp32"'))
+    hotloop("train", "job.toml", "--set", "run.dir=one", "--set", "parallel=none", expect=0, timeout=200)
+    several = ["--set", f"parallel={parallel}", "--set", "ranks.processes=2", "--set", "run.dir=several"]
+    several += ["--set", "checkpoint.background=true"]
+    hotloop("train", "job.toml", *several, "--set", "train.epochs=1", expect=0, timeout=200)
+    hotloop("train", "job.toml", *several, expect=0, timeout=200)
+    assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)

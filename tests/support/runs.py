@@ -32,6 +32,32 @@ every = 1
 learning_rate = 0.01
 """
 
+TOKENS_JOB = """
+name = "text"
+device = "cpu"
+[task]
+name = "tokens"
+context = 16
+vocabulary = 64
+[data]
+train = "tokens.npy"
+val = "tokens.npy"
+batch_size = 6
+workers = 0
+[model]
+name = "gpt2"
+arguments = { layers = 2, width = 32, heads = 2, kv_heads = 2, hidden = 64 }
+[train]
+epochs = 2
+clip_norm = 0.5
+[schedule]
+name = "constant"
+[optimizer]
+learning_rate = 0.003
+[log]
+every = 1
+"""
+
 
 def write_small_job(make_images: Callable[..., Path], folder: Path) -> Path:
     """The job and its 21 samples: the last of six batches has one, which one of two ranks has."""

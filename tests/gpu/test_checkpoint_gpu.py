@@ -1,0 +1,44 @@
+"""Checkpoints of what lies on a GPU, written beside the training."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hotloop import Checkpointer
+
+
+@pytest.fixture
+def checkpointer(tmp_path: Path) -> Iterator[Checkpointer]:
+    with closing(Checkpointer(tmp_path, keep=1, background=True)) as made:
+        yield made
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    large = torch.randn(64, 1 << 20, generator=generator, device="cuda")
+    images = torch.randn(8, 16, 12, 20, generator=generator, device="cuda").to(memory_format=torch.channels_last)
+    return {"large": large, "images": images, "half": large[0].bfloat16(), "count": torch.tensor(3.0, device="cuda")}
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["copied on the GPU", "no room on the GPU"])
+def test_a_state_that_changes_is_saved_as_it_was(
+    checkpointer: Checkpointer, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not room:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 30))
+    for step in (1, 2):  # the second goes through memory that the first has used
+        changing = state()
+        checkpointer.open(step)
+        saving = checkpointer.begin(changing, step)
+        for tensor in changing.values():
+            tensor.zero_()
+        saving.end()
+        loaded = checkpointer.latest()
+        assert loaded
+        for name, tensor in state().items():
+            assert torch.equal(loaded.state[name], tensor.cpu()), name
+            assert loaded.state[name].stride() == tensor.stride()
