@@ -24,12 +24,14 @@ from record import Figure, add_device, publish
 class Sizes:
     """What is trained: large on GPUs, tiny without."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, layers: int) -> None:
         tiny = device == "cpu"
         self.device = device
         self.ranks = 2 if tiny else torch.cuda.device_count()
         self.context, self.vocabulary = (32, 64) if tiny else (8192, 128_256)
-        self.arguments = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "hidden": 64} if tiny else {}
+        self.arguments = {"layers": layers}
+        if tiny:
+            self.arguments = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "hidden": 64}
         self.warm, self.every, self.saves = (4, 4, 3) if tiny else (15, 40, 3)
 
     @property
@@ -79,9 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_device(parser)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--layers", type=int, default=32, help="of 32: 16 on two GPUs are as much for each as 32 on four"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    sizes = Sizes(arguments.device)
+    sizes = Sizes(arguments.device, arguments.layers)
     stalls, wholes, ratios = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -99,6 +104,7 @@ def main() -> None:
             ratios.append(took[0] / took[1])
     content = {
         "ranks": sizes.ranks,
+        "layers": sizes.arguments["layers"],
         "stall": Figure.of(stalls, "s").__dict__,
         "until_whole": Figure.of(wholes, "s").__dict__,
         "speed_with_saves": Figure.of(ratios, "of the speed without").__dict__,

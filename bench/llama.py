@@ -30,13 +30,13 @@ from torch.nn import functional
 class Sizes:
     """What is trained: large on GPUs, tiny without."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, layers: int) -> None:
         tiny = device == "cpu"
         self.device = device
         self.ranks = 2 if tiny else torch.cuda.device_count()
         self.context, self.vocabulary = (32, 64) if tiny else (8192, 128_256)
         self.layers, self.width, self.heads, self.kv_heads, self.hidden = (
-            (2, 64, 4, 2, 96) if tiny else (32, 4096, 32, 8, 14336)
+            (2, 64, 4, 2, 96) if tiny else (layers, 4096, 32, 8, 14336)
         )
         self.warm, self.steps = (2, 3) if tiny else (10, 20)
 
@@ -200,9 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_device(parser)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--layers", type=int, default=32, help="of 32: 16 on two GPUs are as much for each as 32 on four"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    sizes = Sizes(arguments.device)
+    sizes = Sizes(arguments.device, arguments.layers)
     rates: dict[str, list[float]] = {"hotloop": [], "by_hand": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -218,7 +221,12 @@ def main() -> None:
     ratios = [ours / theirs for ours, theirs in zip(rates["hotloop"], rates["by_hand"], strict=True)]
     each = {name: [rate / sizes.ranks for rate in found] for name, found in rates.items()}
     speeds = {name: Figure.of(found, "tokens/s/GPU").__dict__ for name, found in each.items()}
-    content = {"ranks": sizes.ranks, **speeds, "ratio": Figure.of(ratios, "of by hand").__dict__}
+    content = {
+        "ranks": sizes.ranks,
+        "layers": sizes.layers,
+        **speeds,
+        "ratio": Figure.of(ratios, "of by hand").__dict__,
+    }
     if sizes.device == "cuda":
         publish("llama", content, arguments.json)
     else:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hotloop.core.errors import InputError
 from hotloop.tasks.cross_entropy import computed_in, linear_cross_entropy
+from hotloop.tasks.first_weights import draw_normal, undrawn
 from hotloop.tasks.tensor_parallel import Team
 
 
@@ -69,8 +70,8 @@ class Attention(nn.Module):
         self.shape = shape
         self.head_width = shape.width // shape.heads
         key_width = shape.kv_heads * self.head_width
-        self.qkv = nn.Linear(shape.width, shape.width + 2 * key_width, bias=not shape.llama)
-        self.out = nn.Linear(shape.width, shape.width, bias=not shape.llama)
+        self.qkv = undrawn(nn.Linear, shape.width, shape.width + 2 * key_width, bias=not shape.llama)
+        self.out = undrawn(nn.Linear, shape.width, shape.width, bias=not shape.llama)
         if shape.llama:
             angles = _angles(context, self.head_width, shape.rope_base)
             self.register_buffer("cos", angles.cos(), persistent=False)
@@ -115,8 +116,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated = shape.llama
         self.group_width = shape.hidden // _gate_groups(shape)
-        self.up = nn.Linear(shape.width, shape.hidden * (2 if shape.llama else 1), bias=not shape.llama)
-        self.down = nn.Linear(shape.hidden, shape.width, bias=not shape.llama)
+        self.up = undrawn(nn.Linear, shape.width, shape.hidden * (2 if shape.llama else 1), bias=not shape.llama)
+        self.down = undrawn(nn.Linear, shape.hidden, shape.width, bias=not shape.llama)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.gated:
@@ -166,11 +167,11 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Shape, vocabulary: int, context: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, shape.width)
-        self.positions = None if shape.llama else nn.Embedding(context, shape.width)
+        self.embedding = undrawn(nn.Embedding, vocabulary, shape.width)
+        self.positions = None if shape.llama else undrawn(nn.Embedding, context, shape.width)
         self.blocks = nn.ModuleList(Block(shape, context) for _ in range(shape.layers))
         self.norm = _norm(shape)
-        self.head = nn.Linear(shape.width, vocabulary, bias=False)
+        self.head = undrawn(nn.Linear, shape.width, vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.embedding.weight
         self._draw_weights(shape)
@@ -239,12 +240,13 @@ class Decoder(nn.Module):
 
     def _draw_weights(self, shape: Shape) -> None:
         """GPT-2's: normal with 0.02, less for what is added to the stream of `2 * layers` sums; biases zero."""
+        weights: dict[Tensor, float] = {}  # those of the embedding may be the output layer's
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                added = name.endswith((".out", ".down"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * shape.layers) if added else 0.02)
+                weights[module.weight] = 0.02 / math.sqrt(2 * shape.layers if name.endswith((".out", ".down")) else 1)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        draw_normal(list(weights.items()))
 
 
 def build_decoder(name: str, vocabulary: int, context: int, arguments: dict[str, Any]) -> Decoder:
