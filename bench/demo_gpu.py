@@ -1,6 +1,7 @@
 """The demo on a GPU: accuracy, speed and share of data wait over several seeds. The goal: accuracy of at least 0.98."""
 
 import argparse
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,8 @@ def main() -> None:
         for seed in range(arguments.seeds):
             job = load_job(JOB, [f"seed={seed}", f"run.dir={folder}/{seed}", f"device={arguments.device}"])
             results.append(train_job(job, read_machine(), Observer())[1])
+            if results[-1].status != "finished":
+                sys.exit(f"the run with seed {seed} {results[-1].status}")
     content = {
         "val_accuracy": asdict(Figure.of([result.metrics["val_accuracy"] for result in results], "share")),
         "samples_per_second": asdict(Figure.of([result.samples_per_second for result in results], "1/s")),

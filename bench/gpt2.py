@@ -71,12 +71,14 @@ class PlainGPT2(nn.Module):
         return functional.cross_entropy(logits.view(-1, VOCABULARY).float(), targets.view(-1))
 
 
-def same_weights(plain: PlainGPT2, ours: nn.Module) -> PlainGPT2:
-    """The rival's model with the weights of ours."""
+def same_weights(plain: PlainGPT2, ours: nn.Module, heads: int) -> PlainGPT2:
+    """The rival's model with the weights of ours, whose rows of `qkv` lie head by head."""
     names = {"attention_norm": "norm1", "feed_forward_norm": "norm2", "embedding": "tokens"}
     state = {}
     for name, value in ours.state_dict().items():
         parts = [names.get(part, part) for part in name.split(".") if part not in ("attention", "feed_forward")]
+        if "qkv" in parts:
+            value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         state[".".join(parts)] = value
     plain.load_state_dict(state)
     return plain
@@ -153,7 +155,7 @@ def main() -> None:
 
     def plain() -> nn.Module:
         weights = ours()  # first, so that its draws are those of ours alone
-        return same_weights(PlainGPT2(*sizes, context), weights)
+        return same_weights(PlainGPT2(*sizes, context), weights, sizes[2])
 
     losses: dict[str, list[Tensor]] = {"hotloop": [], "compiled": [], "compiled, other weights": []}
     contenders = {
