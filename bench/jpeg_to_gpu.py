@@ -23,6 +23,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from contenders import Image, hotloop_step
 from photographs import make_photographs
 from record import RESULTS, Figure, add_device, record, source
@@ -44,36 +45,26 @@ class Sizes:
 
 
 def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int, decode: str) -> list[float]:
-    """Seconds of each epoch of the whole of `hotloop train`."""
-    from hotloop import read_machine, train_job
-    from hotloop.cli.train import set_environment
-    from hotloop.core.job_file import parse_job
-    from hotloop.train.observer import Event, Observer, Started, Validated, Warned
-
-    set_environment()
-    ends: list[float] = []
-
-    class Watch(Observer):
-        def on(self, event: Event) -> None:
-            if isinstance(event, Validated):
-                ends.append(time.perf_counter())
-            if isinstance(event, Started | Warned):
-                print(getattr(event, "text", getattr(event, "choices", "")), file=sys.stderr)
-
-    with tempfile.TemporaryDirectory() as run:
-        raw = {
-            "device": sizes.device,
-            "task": {"image_size": sizes.pixels, "augment": {"crop_scale": _SCALE, "crop_ratio": _RATIO, "flip": 0.5}},
-            "data": {"train": str(folder), "batch_size": sizes.batch, "last_batch": "drop", "decode": decode},
-            "model": {"name": sizes.network, "arguments": {"num_classes": sizes.classes}},
-            "train": {"epochs": epochs + 1},
-            "optimizer": {"name": "sgd", "learning_rate": 0.01},
-            "speed": {"compile": sizes.device == "cuda"},
-            "run": {"dir": f"{run}/run"},
-        }
-        result = train_job(parse_job(raw, "bench"), read_machine(), Watch())[1]
-        share, wait = result.data_speed_share, result.data_wait_share
-        print(f"{share:.3f} of its step's speed, {wait:.3f} without data, {result.data_advice}", file=sys.stderr)
+    """Seconds of each epoch of `hotloop train`, from the end of one to the end of the next, by the clock."""
+    job = {
+        "device": sizes.device,
+        "task": {"image_size": sizes.pixels, "augment": {"crop_scale": _SCALE, "crop_ratio": _RATIO, "flip": 0.5}},
+        "data": {"train": str(folder), "batch_size": sizes.batch, "last_batch": "drop", "decode": decode},
+        "model": {"name": sizes.network, "arguments": {"num_classes": sizes.classes}},
+        "train": {"epochs": epochs + 1},
+        "optimizer": {"name": "sgd", "learning_rate": 0.01},
+        "speed": {"compile": sizes.device == "cuda"},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        file, run = Path(name) / "job.toml", Path(name) / "run"
+        file.write_text(tomli_w.dumps(job))
+        command = [sys.executable, "-m", "hotloop", "train", str(file), "--set", f"run.dir={run}"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        result = json.loads((run / "result.json").read_text())
+    share, wait, advice = (result[key] for key in ("data_speed_share", "data_wait_share", "data_advice"))
+    print(f"{share:.3f} of its step's speed, {wait:.3f} without data, {advice}", file=sys.stderr)
+    ends = [record["time"] for record in records if record["event"] == "epoch"]
     return [after - before for before, after in pairwise(ends)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import publish
+from record import record
 
 import hotloop
 from hotloop.core.job_file import load_job, parse_job
@@ -98,15 +98,18 @@ def main() -> None:
                 except hotloop.InputError as error:
                     skipped[f"{task}, {name}"] = f"{error.what}: {error.cause}"
                 print(f"{task}, {name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+            if on_gpu:
+                record("numerics", content(curves, skipped))
+    if arguments.json or not on_gpu:
+        print(json.dumps(content(curves, skipped)))
+
+
+def content(curves: dict[str, dict[str, list[float]]], skipped: dict[str, str]) -> dict[str, Any]:
     distances = {
         task: {name: float(np.abs(np.subtract(values, of["fp32"])).max()) for name, values in of.items()}
         for task, of in curves.items()
     }
-    content = {"curves": curves, "distance_from_fp32": distances, "skipped": skipped}
-    if on_gpu:
-        publish("numerics", content, arguments.json)
-    else:
-        print(json.dumps(content))
+    return {"curves": curves, "distance_from_fp32": distances, "skipped": skipped}
 
 
 if __name__ == "__main__":
