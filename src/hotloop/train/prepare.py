@@ -93,8 +93,9 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     job, saves = choose_background(job, model, machine, world)
     if job.parallel in DIVIDED and world.size > 1:
         check_shardable(job)
-        model.to(memory_format=torch.contiguous_format)  # it divides weights without gaps only
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
+    else:
+        _place(job, model)
     model = spread(model, world, job)
     if world.data_rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
@@ -135,11 +136,15 @@ def _make_model(job: Job, task: Task, samples: int, ranks: int) -> nn.Module:
         use_float8(model)
     if job.speed.activations != "keep":
         recompute_activations(model, job.speed.activations)
+    return model
+
+
+def _place(job: Job, model: nn.Module) -> None:
+    """Onto the device, as one that has all of it."""
     volumes = any(parameter.ndim == 5 for parameter in model.parameters())  # channels_last is for four dimensions
     layout = torch.channels_last if job.speed.channels_last and not volumes else torch.contiguous_format
     model.to(device=job.device, memory_format=layout)  # type: ignore[call-overload]
     keep_in_fp32(model, job.model.keep_fp32)
-    return model
 
 
 def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int, ranks: int) -> None:

@@ -205,15 +205,19 @@ class Ranks:
 
 
 def spread(model: nn.Module, world: World, job: Job) -> nn.Module:
-    """The model for several ranks, as a job's `parallel` says."""
+    """The model for several ranks, as a job's `parallel` says.
+
+    Args:
+        model: on the host if it is to be divided: each of its blocks goes to the device as a whole for a moment only.
+    """
     if world.size == 1:
         return model
     how = job.parallel
     if how in DIVIDED:
-        mesh = mesh_of(world, next(model.parameters()).device.type)
+        mesh = mesh_of(world, job.device)
         types = Types(torch.bfloat16 if job.precision == "bf16" else None, job.ranks.gradients == "bf16")
         divide(model, mesh, types if "fsdp" in how else None, layers=how in TENSOR)
-        return model
+        return model.to(job.device)
     on_gpu = next(model.parameters()).is_cuda
     return DistributedDataParallel(
         model, device_ids=[world.local_rank] if on_gpu else None, gradient_as_bucket_view=True
