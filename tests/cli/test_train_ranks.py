@@ -83,6 +83,14 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     assert "in stuck" in done.err
 
 
+def test_a_rank_that_reads_slowly_is_named(hotloop: Command, job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:SlowToRead'\n"))
+    options = ["--set", "model.name=line", "--set", "data.workers=1", "--set", "checkpoint.every=1 epochs"]
+    done = hotloop("train", "job.toml", *TWO, *options, expect=0)
+    assert done.err.count("rank 1 waits for data") == 1, done.err
+    assert "its reading holds all up" in done.err
+
+
 def test_normalising_over_one_sample_is_refused(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:cnn", "--set", "data.batch_size=6", expect=2)
     assert "the last batch of 21 samples in batches of 6 has 3 samples, shared by 2 processes" in done.err

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,6 +135,22 @@ class Stuck(Regression):
             stuck()
         outputs: Tensor = model(batch["inputs"])
         return outputs
+
+
+class SlowLine(Line):
+    """On the second rank a sample takes 20 ms to read."""
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if os.environ.get("RANK") == "1":
+            time.sleep(0.02)
+        return super().sample(index, random)
+
+
+class SlowToRead(Regression):
+    """Reads slowly on one rank."""
+
+    def data(self, split: str) -> hotloop.Dataset:
+        return SlowLine(self.samples)
 
 
 def stuck() -> None:

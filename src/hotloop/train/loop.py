@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from hotloop.train.checkpoint.parts import State
 from hotloop.train.checkpoint.saving import Saving
 from hotloop.train.checkpoint.schedule import SaveSchedule
 from hotloop.train.data_meter import DataMeter, StepTimer
-from hotloop.train.flops import Arithmetic
+from hotloop.train.flops import Arithmetic, matrix_rate
 from hotloop.train.heartbeat import Heart
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
@@ -35,6 +36,7 @@ from hotloop.train.patience import StopRequested
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
+from hotloop.train.slow_rank import SlowRanks
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 from hotloop.train.validate import validate
@@ -131,6 +133,8 @@ class Loop:
         self._saved: Progress | None = None
         self._world = parts.world
         self._agreement = Agreement(parts.world)
+        rate = partial(matrix_rate, self._device, job.precision)
+        self._slow_ranks = SlowRanks(parts.world, rate, parts.observer.warn)
         self._agreed_to_stop = False
 
     def run(self) -> bool:
@@ -238,6 +242,7 @@ class Loop:
         self._steps_since_log = 0
         self._logged = time.monotonic()
         self._since_log = self._since_log.plus(span)
+        self._slow_ranks.add(span)
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)
         if self._world.size > 1:
             arrived = [loss / self._world.size for loss in self._world.sum(arrived)]
@@ -313,6 +318,7 @@ class Loop:
         self._parts.heart.phase = "saving"
         self._end_saving()
         self._log(wait=True)
+        self._slow_ranks.compare()
         self._note_damages()
         check_finite(list(self._parts.step.model.parameters()), self.progress.step)
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
