@@ -1,0 +1,56 @@
+"""Ranks that torchrun has started, on two nodes: here, two of its agents on one machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from command import Command
+from runs import TOKENS_JOB, weights_of
+
+
+@contextmanager
+def node(folder: Path, port: int, hosts: bool) -> Iterator["subprocess.Popen[bytes]"]:
+    """One node's agent; one of them hosts what they meet at."""
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"]
+    quick = f"is_host={hosts},last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=2"
+    agent = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "localhost"]
+    command = ["-m", "torch.distributed.run", *agent, *rendezvous, "--rdzv-conf", quick]
+    training = ["-m", "hotloop", "train", "job.toml", "--set", "run.dir=run", "--set", "checkpoint.every=2 steps"]
+    whole = [sys.executable, *command, *training]
+    told = folder / f"hosts-{hosts}.txt"
+    with told.open("w") as file, subprocess.Popen(whole, cwd=folder, stderr=file) as process:
+        try:
+            yield process
+        finally:
+            lose(process)
+
+
+def lose(node: "subprocess.Popen[bytes]") -> None:
+    """End the agent and its rank at once, as a node that loses its power does."""
+    if node.poll() is None:
+        ranks = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+        for process in [node.pid, *map(int, ranks)]:
+            os.kill(process, signal.SIGKILL)
+
+
+def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
+    (tmp_path / "job.toml").write_text(TOKENS_JOB.replace("epochs = 2", "epochs = 30"))
+    hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with node(tmp_path, port, True) as first, node(tmp_path, port, False) as second:
+        while not list(tmp_path.glob("run/checkpoints/epoch-*")):
+            assert first.poll() is None
+        assert second.poll() is None
+        lose(second)
+        assert first.wait(timeout=200) == 0, (tmp_path / "hosts-True.txt").read_text()[-3000:]
+    torch.testing.assert_close(weights_of(tmp_path / "run"), weights_of(tmp_path / "one"), rtol=1e-3, atol=1e-4)
