@@ -3,14 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 DIGITS := examples/digits/images
 
-.PHONY: demo test lint docs lock setup
+.PHONY: demo test test-commands test-others lint docs lock setup
 .DELETE_ON_ERROR:
 
 demo: setup $(DIGITS)/.done
 	$(BIN)/hotloop train examples/digits/job.toml
 
+# Half of the tests wait for processes that they have started: the commands' run beside the others.
 test: lint
-	$(BIN)/pytest
+	$(MAKE) --jobs 2 --keep-going test-commands test-others
+
+test-commands: lint
+	$(BIN)/pytest tests/cli
+
+test-others: lint
+	$(BIN)/pytest --ignore tests/cli
 
 lint: setup
 	$(BIN)/ruff format --check .

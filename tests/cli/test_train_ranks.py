@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import TOKENS_JOB, losses, rank_of, read_until, started, weights_of, write_small_job
+from runs import SUPPORT, TOKENS_JOB, losses, rank_of, read_until, started, weights_of, write_small_job
 
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop"]
@@ -81,6 +84,26 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     done = hotloop("train", "job.toml", *TWO, *options, expect=1)
     assert "rank 1 makes no progress" in done.err
     assert "in stuck" in done.err
+
+
+LOST_GPU = """
+from hotloop.core.job import RanksSection
+from hotloop.train.elastic import train_in_ranks
+command = ["hotloop", "train", "job.toml", "--set", "run.dir=run"]
+raise SystemExit(train_in_ranks(command, 3, RanksSection(), print, lambda: ["4", "7"]))
+"""
+
+
+def test_what_is_left_goes_on_after_a_gpu_is_lost(job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:OnTwoOnly'\n"))
+    job.write_text(job.read_text().replace("tiny:perceptron", "line"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", LOST_GPU], cwd=job.parent, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 of 3 GPUs do not answer: going on with 2" in done.stdout
+    assert tomllib.loads((job.parent / "run/job.toml").read_text())["ranks"]["processes"] == 2
 
 
 def test_a_rank_that_reads_slowly_is_named(hotloop: Command, job: Path) -> None:

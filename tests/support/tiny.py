@@ -153,6 +153,15 @@ class SlowToRead(Regression):
         return SlowLine(self.samples)
 
 
+class OnTwoOnly(Regression):
+    """The third rank's device is gone."""
+
+    def model(self) -> nn.Module:
+        if os.environ.get("RANK") == "2":
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return super().model()
+
+
 def stuck() -> None:
     """Waits for what never comes."""
     threading.Event().wait()

@@ -64,8 +64,10 @@ def train(
         return 0
     if (number := _processes(job)) > 1:
         from hotloop.train.elastic import train_in_ranks
+        from hotloop.train.gpus import answering_gpus
 
-        return train_in_ranks(_command(file, overrides, resume, settings, as_json), number, job.ranks, _tell)
+        command = _command(file, overrides, resume, settings, as_json)
+        return train_in_ranks(command, number, job.ranks, _tell, None if job.device == "cpu" else answering_gpus)
     return _train(file, job, resume, as_json)
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import RanksSection
+from hotloop.core.units import count
 from hotloop.train.hang import Watch
 from hotloop.train.world import FOLDER, PARENT, RESTARTS
 
@@ -39,14 +40,22 @@ class Lost:
     killed: bool
 
 
-def train_in_ranks(command: Sequence[str], number: int, settings: RanksSection, notify: Callable[[str], None]) -> int:
+def train_in_ranks(
+    command: Sequence[str],
+    number: int,
+    settings: RanksSection,
+    notify: Callable[[str], None],
+    answering: Callable[[], Sequence[str]] | None = None,
+) -> int:
     """Run a command as so many ranks on this machine until they have ended.
 
     A signal asks the ranks to save and stop. If one is lost, all are started again and go on from the last checkpoint;
-    not if what failed would fail again: bad input, or an error before a single step.
+    not if what failed would fail again: bad input, or an error before a single step. Where GPUs do not answer after
+    such an error, it is as many ranks as there are others.
 
     Args:
         command: the module and its arguments that each rank runs by `python -m`.
+        answering: the names of the GPUs that do, for CUDA_VISIBLE_DEVICES; None on CPUs.
 
     Returns:
         the exit code: the first rank's, or 1.
@@ -55,13 +64,18 @@ def train_in_ranks(command: Sequence[str], number: int, settings: RanksSection, 
         HotloopError: a rank makes no progress.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
+    added: dict[str, str] = {}
     with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
         for restart in range(settings.restarts + 1):
             attempt = _Attempt(Path(name), number, restart, settings.timeout.amount)
-            lost = attempt.run(command)
+            lost = attempt.run(command, added)
             if lost is None or attempt.said is not None:
                 return attempt.said or 0
-            again = (lost.killed or attempt.progressed) and restart < settings.restarts and not attempt.stopping
+            may = restart < settings.restarts and not attempt.stopping
+            again = may and (lost.killed or attempt.progressed)
+            if may and answering and not attempt.progressed and 0 < len(left := answering()) < number:
+                notify(f"{number - len(left)} of {count(number, 'GPU')} do not answer: going on with {len(left)}")
+                number, added, again = len(left), {"CUDA_VISIBLE_DEVICES": ",".join(left)}, True
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts})"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
@@ -98,15 +112,18 @@ class _Attempt:
         """Whether steps were done."""
         return any(beat.beats for beat in self._watch.beats().values())
 
-    def run(self, command: Sequence[str]) -> Lost | None:
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Lost | None:
         """Until all have ended; those that were lost.
+
+        Args:
+            environment: of the ranks, besides this process's.
 
         Raises:
             HotloopError: a rank makes no progress.
         """
         # In a thread the agent leaves signals to us; it starts and ends the processes, and ends all when one fails.
         agent = threading.Thread(target=self._launch, args=(command,), name="hotloop-agent")
-        with _environment(self._folder, self._number, self._restart):
+        with _environment(self._folder, self._number, self._restart, environment):
             agent.start()
             hung = ""
             try:
@@ -157,9 +174,10 @@ def _signal_name(number: int) -> str:
 
 
 @contextmanager
-def _environment(folder: Path, number: int, restart: int) -> Iterator[None]:
+def _environment(folder: Path, number: int, restart: int, more: Mapping[str, str]) -> Iterator[None]:
     """Of the ranks; torchrun's agent gives them this process's."""
-    added = {FOLDER: str(folder), PARENT: str(os.getpid()), RESTARTS: str(restart)}
+    added = {**more, FOLDER: str(folder), PARENT: str(os.getpid()), RESTARTS: str(restart)}
+    before = {name: os.environ[name] for name in added if name in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // number))
     os.environ.update(added)
@@ -168,6 +186,7 @@ def _environment(folder: Path, number: int, restart: int) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
