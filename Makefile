@@ -13,10 +13,10 @@ demo: setup $(DIGITS)/.done
 test: lint
 	$(MAKE) --jobs 2 --keep-going test-commands test-others
 
-test-commands: lint
+test-commands: setup
 	$(BIN)/pytest tests/cli
 
-test-others: lint
+test-others: setup
 	$(BIN)/pytest --ignore tests/cli
 
 lint: setup
