@@ -84,6 +84,9 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     done = hotloop("train", "job.toml", *TWO, *options, expect=1)
     assert "rank 1 makes no progress" in done.err
     assert "in stuck" in done.err
+    waiting = next(line for line in done.err.splitlines() if "--- rank 0" in line)
+    assert "last collective: gloo:" in waiting
+    assert "not done" in waiting
 
 
 LOST_GPU = """

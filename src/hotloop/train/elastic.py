@@ -19,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import RanksSection
 from hotloop.core.units import count
+from hotloop.train.collectives import RECORDS
 from hotloop.train.hang import Watch
 from hotloop.train.world import FOLDER, PARENT, RESTARTS
 
@@ -178,6 +179,7 @@ def _environment(folder: Path, number: int, restart: int, more: Mapping[str, str
     """Of the ranks; torchrun's agent gives them this process's."""
     added = {**more, FOLDER: str(folder), PARENT: str(os.getpid()), RESTARTS: str(restart)}
     before = {name: os.environ[name] for name in added if name in os.environ}
+    added |= {name: value for name, value in RECORDS.items() if name not in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // number))
     os.environ.update(added)

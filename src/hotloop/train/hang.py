@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hotloop.core.units import count, format_seconds
-from hotloop.train.heartbeat import Heartbeat, heartbeat_file, stacks_file
+from hotloop.train.heartbeat import Heartbeat, asked_file, collective_file, heartbeat_file, stacks_file
 
 _START = 3.0
 """Before its first step a rank compiles and reads; so many times the limit."""
@@ -58,11 +58,17 @@ class Watch:
             return ""
         stacks = self._stacks(beats)
         rank = _culprit(beats, stacks)
-        self.report = "\n".join(f"--- rank {each}: {_words(beats[each])}\n{stacks[each]}" for each in sorted(beats))
+        self.report = "\n".join(f"--- rank {each}: {self._at(beats[each])}\n{stacks[each]}" for each in sorted(beats))
         at = beats[rank]
         return f"rank {rank} makes no progress for {format_seconds(limit)}: {_words(at)}"
 
+    def _at(self, beat: Heartbeat) -> str:
+        file = collective_file(self._folder, beat.rank)
+        last = file.read_text() if file.exists() else ""  # none of a rank that holds Python's lock
+        return f"{_words(beat)}; last collective: {last}" if last else _words(beat)
+
     def _stacks(self, beats: Mapping[int, Heartbeat]) -> dict[int, str]:
+        asked_file(self._folder).touch()
         for beat in beats.values():
             with suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGUSR2)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from hotloop.train.collectives import last_collective
 from hotloop.train.world import World
 
 _SECONDS = 0.5
@@ -34,7 +35,8 @@ class Heartbeat:
 class Heart:
     """Writes a rank's heartbeat twice a second; a context manager. Without a folder in the world it does nothing.
 
-    On SIGUSR2 the stacks of all threads go to a file, whatever Python is doing.
+    On SIGUSR2 the stacks of all threads go to a file, whatever Python is doing. Once there is a file `asked`, the last
+    collective goes to another one.
 
     Attributes:
         phase, step: set by the loop.
@@ -71,9 +73,12 @@ class Heart:
             self._stacks.close()
 
     def _run(self) -> None:
+        folder = Path(self._world.folder)
         while not self._end.wait(_SECONDS):
             with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
                 self._write()
+                if asked_file(folder).exists():
+                    collective_file(folder, self._world.rank).write_text(last_collective())
 
     def _write(self) -> None:
         file = heartbeat_file(Path(self._world.folder), self._world.rank)
@@ -86,6 +91,16 @@ class Heart:
 def heartbeat_file(folder: Path, rank: int) -> Path:
     """Where a rank's heartbeat is."""
     return folder / f"heartbeat-{rank}.json"
+
+
+def asked_file(folder: Path) -> Path:
+    """There once ranks are asked for what they sent last."""
+    return folder / "asked"
+
+
+def collective_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes that."""
+    return folder / f"collective-{rank}.txt"
 
 
 def stacks_file(folder: Path, rank: int) -> Path:

@@ -1,0 +1,27 @@
+"""What this rank sent to the others last, from torch's flight recorder."""
+
+import json
+from typing import Any
+
+import torch
+
+RECORDS = {"TORCH_FR_BUFFER_SIZE": "100"}
+"""Environment variable and value: so many are kept. Read when torch is imported."""
+
+
+def last_collective() -> str:
+    """The last one in words; empty if there is none, or nothing is recorded.
+
+    Steps that are replayed as a CUDA graph record nothing.
+    """
+    recorder: Any = torch._C._distributed_c10d
+    dumps = (recorder._dump_fr_trace_json, recorder._dump_nccl_trace_json)  # gloo's and NCCL's
+    entries = [entry for dump in dumps for entry in json.loads(dump()).get("entries", [])]
+    if not entries:
+        return ""
+    last = max(entries, key=lambda entry: entry["time_created_ns"])
+    sizes = ", ".join(f"{kind} {size}" for kind, size in zip(last["input_dtypes"], last["input_sizes"], strict=True))
+    state = "done" if last["retired"] or last["state"] == "completed" else "not done"
+    of = f" of {sizes}" if sizes else ""
+    number = last["p2p_seq_id"] if last["is_p2p"] else last["collective_seq_id"]
+    return f"{last['profiling_name']}{of}, number {number} in {last['process_group'][1]}, {state}"
