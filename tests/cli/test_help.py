@@ -19,6 +19,8 @@ CALLS = {
     "run-help": ["run", "--help"],
     "tune-help": ["tune", "--help"],
     "error-profile": ["profile", "--", "no-such-program"],
+    "resolve-help": ["resolve", "--help"],
+    "error-resolve": ["resolve", "--gpu", "RTX 4091"],
     "job-help": ["job", "--help"],
     "job-init": ["job", "init"],
     "job-check-help": ["job", "check", "--help"],

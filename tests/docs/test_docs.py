@@ -99,6 +99,17 @@ def test_the_slow_script_runs_faster_as_the_page_says(tmp_path: Path) -> None:
     assert summary["ratio"] > 1.5
 
 
+def test_which_torch_is_answered_as_the_page_says() -> None:
+    page = (REPOSITORY / "docs/resolve.md").read_text()
+    examples = re.findall(r"```console\n\$ hotloop (resolve .*)\n((?:.*\n)*?)```", page)
+    assert len(examples) == 2
+    for command, expected in examples:
+        done = subprocess.run(
+            [sys.executable, "-m", "hotloop", *command.split()], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == expected
+
+
 def test_the_readmes_table_is_what_was_measured() -> None:
     assert call(sys.executable, "bench/table.py", "--check") == "", "it prints only what differs"
 

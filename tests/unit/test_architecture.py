@@ -10,7 +10,9 @@ import pytest
 import hotloop
 
 SOURCE = Path(hotloop.__file__).parent
-LAYERS = ["core", "attach", "data", "pages", "kernels", "tasks", "train", "profile", "accelerate", "tune", "cli"]
+LAYERS = [
+    "core", "versions", "attach", "data", "pages", "kernels", "tasks", "train", "profile", "accelerate", "tune", "cli",
+]  # fmt: skip
 """From the ground up: a package imports those before it, and itself."""
 WITH_TORCH = {"kernels", "tasks", "train", "accelerate"}
 

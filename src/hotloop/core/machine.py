@@ -13,11 +13,12 @@ _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "t
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card, as NVML names it (`nvidia-smi --query-gpu=name,uuid,memory.total`)."""
+    """One card, as NVML names it (`nvidia-smi --query-gpu=name,uuid,memory.total,compute_cap`)."""
 
     name: str
     uuid: str
     memory_bytes: int
+    capability: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def _read_gpus() -> tuple[str, tuple[Gpu, ...]]:
         for number in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
             memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            gpus.append(Gpu(nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle), memory_bytes))
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+            gpus.append(Gpu(name, uuid, memory_bytes, f"{major}.{minor}"))
         return str(nvml.nvmlSystemGetDriverVersion()), tuple(gpus)
     finally:
         nvml.nvmlShutdown()

@@ -1,0 +1,89 @@
+"""`hotloop resolve`."""
+
+import json
+import platform
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from hotloop.core.errors import InputError
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--driver", default="", metavar="VERSION", help="Of NVIDIA's driver: 535.104.05.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="A card: V100, RTX 4090; may be repeated.")
+@click.option("--sm", "capabilities", multiple=True, metavar="N", help="A card's compute capability: 90; or 9.0.")
+@click.option("--python", default="", metavar="VERSION", help="3.11; otherwise any, or this one on this machine.")
+@click.option("--torch", default="", metavar="SPEC", help='Which torch is wanted: "2.11", ">=2.8".')
+@click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8.")
+@click.option("--glibc", default="", metavar="VERSION", help="Of the C library: 2.31.")
+@click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def resolve(
+    driver: str, gpus: tuple[str, ...], capabilities: tuple[str, ...], python: str, torch: str, cuda: str, glibc: str,
+    aarch64: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Say which torch runs with a driver, a card and a Python.
+
+    And what to type for it. Of this machine, unless a driver or a card is named. The exit code is 1 if nothing does;
+    then it says why, and what would have to be different.
+    """
+    from hotloop.versions.solve import Impossible, Wish, solve
+    from hotloop.versions.table import capability_of, shipped_table, specifier_of, version_of
+
+    table = shipped_table()
+    named = bool(driver or gpus or capabilities)
+    here = {} if named else _this_machine()
+    cards = {*map(table.capability, gpus), *map(capability_of, capabilities), *here.pop("cards", ())}
+    asked = {"driver": driver, "python": python, "cuda": cuda, "glibc": glibc}
+    given = {name: text for name, text in asked.items() if text and version_of(text, f"--{name}")}
+    processor = {"processor": "aarch64"} if aarch64 else {}
+    wish = Wish(**{**here, **given, **processor, "cards": tuple(sorted(cards)), "torch": specifier_of(torch)})
+    found = solve(wish, table)
+    if isinstance(found, Impossible):
+        changes = [{"change": one.text, "install": one.solution.install} for one in found.changes]
+        content: dict[str, Any] = {"impossible": found.reasons, "changes": changes}
+        text = "\n".join(["nothing fits:", *(f"  {reason}" for reason in found.reasons), "what would:",
+                          *(f"  {one['change']}\n    {one['install']}" for one in changes)])  # fmt: skip
+    else:
+        content = _solution(asdict(found.build), found.verdict, found.install, found.notes, wish.python)
+        lines = [found.install, *(f"{name}: {value}" for name, value in content.items() if name in _SHOWN and value)]
+        text = "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+    click.echo(json.dumps({**content, "table_date": table.date}) if as_json else text)
+    return int(isinstance(found, Impossible))
+
+
+_SHOWN = ("torch", "cuda", "cudnn", "nccl", "python", "driver_verdict")
+
+
+def _solution(build: dict[str, Any], verdict: str, install: str, notes: tuple[str, ...], python: str) -> dict[str, Any]:
+    first, last = build["pythons"]
+    names = ("torch", "torchvision", "cuda", "cudnn", "nccl", "triton", "glibc", "source")
+    return {
+        **{name: build[name] for name in names},
+        "python": python or f"3.{first} to 3.{last}",
+        "install": install,
+        "driver_verdict": verdict,
+        "notes": notes,
+    }
+
+
+def _this_machine() -> dict[str, Any]:
+    from hotloop.core.machine import read_machine
+    from hotloop.versions.table import capability_of
+
+    machine = read_machine()
+    if not machine.driver:
+        raise InputError(
+            "there is no NVIDIA driver here",
+            "nothing to resolve for is named",
+            "hotloop resolve --driver 580 --gpu H100",
+        )
+    return {
+        "driver": machine.driver,
+        "cards": tuple(capability_of(gpu.capability) for gpu in machine.gpus if gpu.capability),
+        "python": platform.python_version(),
+        "glibc": platform.libc_ver()[1],
+        "processor": platform.machine(),
+    }

@@ -1,0 +1,1 @@
+"""Which torch, CUDA, driver, card and Python go together."""

@@ -1,0 +1,246 @@
+"""From a driver, cards, Python and wishes to the build of torch that runs, or to why there is none."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from hotloop.versions.table import Build, Capability, Table
+
+Verdict = Literal["full", "limited", "unsupported"]
+
+_TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7), (11, 0)}
+"""Cards that do not run machine code of a lower minor capability."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is there, and what is wanted. What is empty is not asked about.
+
+    Attributes:
+        driver: "535.104.05".
+        cards: capabilities of all of them.
+        python: "3.11".
+        torch: a specifier, ">=2.8".
+        cuda: a version or the beginning of one, "12".
+        glibc: "2.31".
+    """
+
+    driver: str = ""
+    cards: tuple[Capability, ...] = ()
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    glibc: str = ""
+    processor: str = "x86_64"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A build that runs.
+
+    Attributes:
+        verdict: of the driver; "limited" runs all but PTX.
+        notes: what is to be known about it.
+    """
+
+    build: Build
+    verdict: Verdict
+    notes: tuple[str, ...]
+
+    @property
+    def install(self) -> str:
+        """What to type."""
+        packages = f"torch=={self.build.torch} torchvision=={self.build.torchvision}"
+        if self.build.default:
+            return f"pip install {packages}"
+        return f"uv pip install {packages} --torch-backend=cu{self.build.cuda.replace('.', '')}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would have to be different, and what could be installed then."""
+
+    text: str
+    solution: Solution
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """There is no such build.
+
+    Attributes:
+        reasons: why not, in a line each.
+        changes: the smallest that would help.
+    """
+
+    reasons: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+def solve(wish: Wish, table: Table) -> Solution | Impossible:
+    """The newest torch that fits; of its builds the one that the driver runs best, then pip's own."""
+    found = _fitting(wish, table)
+    if found:
+        return found[0]
+    return Impossible(tuple(_reasons(wish, table)), tuple(_changes(wish, table)))
+
+
+def _reasons(wish: Wish, table: Table) -> list[str]:
+    """What rules out every build by itself; if nothing does, one reason of each kind with how many it rules out."""
+    builds = [build for build in table.builds if build.processor == wish.processor]
+    met: dict[str, list[str]] = {}
+    for build in builds:
+        for kind, reason in obstacles(build, wish, table).items():
+            met.setdefault(kind, []).append(reason)
+    alone = [reasons[0] for reasons in met.values() if len(reasons) == len(builds)]
+    some = sorted(met.values(), key=len, reverse=True)
+    return alone or [f"{reasons[0]} ({len(reasons)} of {len(builds)} builds are ruled out so)" for reasons in some]
+
+
+def _fitting(wish: Wish, table: Table) -> list[Solution]:
+    fitting = [
+        Solution(build, verdict(build, wish, table), tuple(_notes(build, wish, table)))
+        for build in table.builds
+        if build.processor == wish.processor and not obstacles(build, wish, table)
+    ]
+
+    def order(one: Solution) -> tuple[Version, bool, bool, Version]:
+        return Version(one.build.torch), one.verdict == "full", one.build.default, Version(one.build.cuda)
+
+    return sorted(fitting, key=order, reverse=True)
+
+
+def verdict(build: Build, wish: Wish, table: Table) -> Verdict:
+    """Of the driver for a build's CUDA; "full" if none was named."""
+    cuda, driver = table.cudas[build.cuda], _driver(wish)
+    if not driver or driver >= Version(cuda.paired_driver):
+        return "full"
+    return "limited" if driver >= Version(cuda.least_driver) else "unsupported"
+
+
+def _driver(wish: Wish) -> Version | None:
+    """Where only a branch is named, the newest of it."""
+    if not wish.driver:
+        return None
+    return Version(wish.driver if "." in wish.driver else f"{wish.driver}.9999")
+
+
+def runs(build: Build, card: Capability) -> Literal["binary", "ptx", ""]:
+    """How a card runs a build's kernels: machine code, PTX that the driver compiles, or not at all."""
+    lower = [own for own in build.binaries if own[0] == card[0] and own <= card and own not in _TEGRA]
+    if card in build.binaries or (lower and card not in _TEGRA):
+        return "binary"
+    return "ptx" if any(own <= card for own in build.ptx) else ""
+
+
+def obstacles(build: Build, wish: Wish, table: Table) -> dict[str, str]:
+    """Why a build does not do, by what it is about: driver, card, python, torch, cuda or glibc."""
+    found = {}
+    cuda, how = table.cudas[build.cuda], verdict(build, wish, table)
+    if how == "unsupported":
+        found["driver"] = f"CUDA {build.cuda} needs a driver from {cuda.least_driver}; this one is {wish.driver}"
+    for card in wish.cards:
+        name, by = _named(card, table), runs(build, card)
+        if not by:
+            found["card"] = f"torch {build.torch} for CUDA {build.cuda} holds no code for {name}"
+        if by == "ptx" and how == "limited":
+            found["driver"] = (
+                f"torch {build.torch} holds PTX alone for {name}, which drivers compile from {cuda.paired_driver}"
+            )
+        if branch := _branch_obstacle(card, wish.driver, table):
+            found["card and driver"] = branch
+    minor = _minor(wish.python)
+    if minor is not None and not build.pythons[0] <= minor <= build.pythons[1]:
+        found["python"] = f"torch {build.torch} is for Python 3.{build.pythons[0]} to 3.{build.pythons[1]}"
+    if wish.torch and not SpecifierSet(wish.torch).contains(build.torch):
+        found["torch"] = f"torch {wish.torch} was asked for"
+    if wish.cuda and Version(build.cuda).release[: len(Version(wish.cuda).release)] != Version(wish.cuda).release:
+        found["cuda"] = f"CUDA {wish.cuda} was asked for"
+    if wish.glibc and Version(wish.glibc) < Version(build.glibc):
+        found["glibc"] = f"torch {build.torch} needs glibc {build.glibc}; this one is {wish.glibc}"
+    return found
+
+
+def _minor(python: str) -> int | None:
+    return Version(python).minor if python else None
+
+
+def _named(card: Capability, table: Table) -> str:
+    architecture = table.architecture(card)
+    number = f"compute capability {card[0]}.{card[1]}"
+    return f"{architecture.name} ({number})" if architecture else number
+
+
+def _branch_obstacle(card: Capability, driver: str, table: Table) -> str:
+    architecture = table.architecture(card)
+    if not driver or not architecture:
+        return ""
+    branch = Version(driver).major
+    if branch < architecture.first_branch:
+        return f"drivers know {_named(card, table)} from branch {architecture.first_branch}; this one is {driver}"
+    if architecture.last_branch and branch > architecture.last_branch:
+        return f"branch {architecture.last_branch} is the last driver for {_named(card, table)}; this one is {driver}"
+    return ""
+
+
+def _notes(build: Build, wish: Wish, table: Table) -> list[str]:
+    notes = []
+    if verdict(build, wish, table) == "limited":
+        paired = table.cudas[build.cuda].paired_driver
+        notes.append(f"the driver is older than {paired}, CUDA {build.cuda}'s own: PTX of that CUDA fails (error 222)")
+    if any(runs(build, card) == "ptx" for card in wish.cards):
+        notes.append("the card's kernels are compiled by the driver at the first start, which takes minutes")
+    for card in wish.cards:
+        architecture = table.architecture(card)
+        if architecture and architecture.last_branch:
+            notes.append(f"{architecture.name}'s last driver branch is {architecture.last_branch}")
+    return notes
+
+
+def _changes(wish: Wish, table: Table) -> list[Change]:
+    """Each thing let go by itself; if that does not help, two of them."""
+    ways: dict[str, Wish] = {"another torch": replace(wish, torch=""), "another CUDA": replace(wish, cuda="")}
+    ways |= {"another Python": replace(wish, python=""), "a newer glibc": replace(wish, glibc="")}
+    ways |= {"another driver": replace(wish, driver=""), "another card": replace(wish, cards=())}
+    single = _helping({name: way for name, way in ways.items() if way != wish}, table)
+    if single:
+        return single
+    names = [name for name, way in ways.items() if way != wish]
+    pairs = {
+        f"{one} and {other}": _both(wish, ways[one], ways[other])
+        for number, one in enumerate(names)
+        for other in names[number + 1 :]
+    }
+    return _helping(pairs, table)[:3]
+
+
+def _both(wish: Wish, one: Wish, other: Wish) -> Wish:
+    def let_go(name: str) -> bool:
+        return any(getattr(way, name) != getattr(wish, name) for way in (one, other))
+
+    empty = Wish()
+    names = [name for name in ("torch", "cuda", "python", "glibc", "driver", "cards") if let_go(name)]
+    return replace(wish, **{name: getattr(empty, name) for name in names})
+
+
+def _helping(ways: dict[str, Wish], table: Table) -> list[Change]:
+    return [
+        Change(_told(name, wish, found[0], table), found[0])
+        for name, wish in ways.items()
+        if (found := _fitting(wish, table))
+    ]
+
+
+def _told(name: str, wish: Wish, found: Solution, table: Table) -> str:
+    build = found.build
+    last = [one.last_branch for card in wish.cards if (one := table.architecture(card)) and one.last_branch]
+    until = f", of branch {min(last)} at most" if last else ""
+    needed = [
+        f"a driver from {table.cudas[build.cuda].least_driver}{until}" if "driver" in name else "",
+        f"Python 3.{build.pythons[0]} to 3.{build.pythons[1]}" if "Python" in name else "",
+        f"glibc {build.glibc}" if "glibc" in name else "",
+    ]
+    detail = ", ".join(one for one in needed if one)
+    return f"with {name}{f' ({detail})' if detail else ''}: torch {build.torch} for CUDA {build.cuda}"

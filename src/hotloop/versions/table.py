@@ -1,0 +1,181 @@
+"""The table: builds of torch, cards, and which drivers run them. Data of the package, with its sources."""
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from hotloop.core.errors import InputError
+
+Capability = tuple[int, int]
+"""Of a card: (9, 0) for an H100."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Wheels of torch for one CUDA.
+
+    Attributes:
+        cuda: "12.8".
+        default: whether it is the one that `pip install torch` takes on this kind of processor.
+        pythons: first and last minor version of Python 3.
+        cudnn, nccl, triton: that the wheel asks for; empty where that is not known.
+        binaries: capabilities that it holds machine code for.
+        ptx: capabilities that it holds PTX for, which the driver compiles for later cards.
+        glibc: the least that its wheels run with.
+        processor: "x86_64" or "aarch64".
+        source: where the row comes from, with its date.
+    """
+
+    torch: str
+    cuda: str
+    default: bool
+    pythons: tuple[int, int]
+    torchvision: str
+    cudnn: str
+    nccl: str
+    triton: str
+    binaries: tuple[Capability, ...]
+    ptx: tuple[Capability, ...]
+    glibc: str
+    processor: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A CUDA toolkit.
+
+    Attributes:
+        least_driver: below this nothing runs.
+        paired_driver: that it was released with; below, PTX of this toolkit is not compiled.
+    """
+
+    version: str
+    least_driver: str
+    paired_driver: str
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Cards that drivers begin and cease to support together.
+
+    Attributes:
+        first_branch, last_branch: of drivers; no last one while it is supported.
+    """
+
+    name: str
+    capabilities: tuple[Capability, ...]
+    first_branch: int
+    last_branch: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """All of it."""
+
+    builds: tuple[Build, ...]
+    cudas: dict[str, Cuda]
+    architectures: tuple[Architecture, ...]
+    cards: dict[str, Capability]
+    date: str
+
+    def architecture(self, capability: Capability) -> Architecture | None:
+        """That of a card; None if it is not in the table."""
+        return next((one for one in self.architectures if capability in one.capabilities), None)
+
+    def capability(self, card: str) -> Capability:
+        """Of a card by its name, as NVIDIA writes it or shorter: "RTX 4090", "v100".
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        known = {_plain(name): capability for name, capability in self.cards.items()}
+        asked = _plain(card)
+        if asked in known:
+            return known[asked]
+        within = {name: capability for name, capability in known.items() if set(asked.split()) <= set(name.split())}
+        if asked and within and len(set(within.values())) == 1:
+            return next(iter(within.values()))
+        near = sorted(within) or get_close_matches(asked, known, n=3, cutoff=0.4)
+        names = [name for name in self.cards if _plain(name) in near][:5]
+        cause = f"the nearest: {', '.join(names)}" if names else "no name is near it"
+        raise InputError(f'"{card}" is no card that the table has', cause, "--sm gives its compute capability: --sm 90")
+
+
+def _plain(name: str) -> str:
+    words = name.lower().replace("-", " ").split()
+    return " ".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))
+
+
+def version_of(text: str, what: str) -> Version:
+    """A version that somebody typed.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise InputError(
+            f'{what} "{text}" is no version', "numbers with dots between them", f"{what} 580.95.05"
+        ) from None
+
+
+def specifier_of(text: str) -> str:
+    """What was typed of a wanted version, "2.11" or ">=2.8,<2.12", as a specifier; empty stays empty.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not text:
+        return ""
+    specifier = text if text[0] in "<>=!~" else f"=={text}.*" if text.count(".") < 2 else f"=={text}"
+    try:
+        return str(SpecifierSet(specifier))
+    except InvalidSpecifier:
+        raise InputError(f'--torch "{text}" is no version', "as pip takes it", '--torch ">=2.8"') from None
+
+
+def capability_of(text: str) -> Capability:
+    """A compute capability: "90", "9.0" or "sm_90".
+
+    Raises:
+        InputError: it is none.
+    """
+    digits = text.removeprefix("sm_").replace(".", "")
+    if not digits.isdigit() or not 2 <= len(digits) <= 3:
+        raise InputError(f'--sm "{text}" is no compute capability', "two numbers, as of an H100: 9.0", "--sm 90")
+    return int(digits[:-1]), int(digits[-1])
+
+
+@cache
+def shipped_table() -> Table:
+    """The one that comes with the package."""
+    return read_table(resources.files("hotloop.versions").joinpath("table.json").read_text())
+
+
+def read_table(text: str) -> Table:
+    """A table as it is written down."""
+    raw: dict[str, Any] = json.loads(text)
+    builds = [
+        Build(**{**row, "pythons": tuple(row["pythons"]), "binaries": _capabilities(row["binaries"]),
+                 "ptx": _capabilities(row["ptx"])})
+        for row in raw["builds"]
+    ]  # fmt: skip
+    architectures = [
+        Architecture(**{**row, "capabilities": _capabilities(row["capabilities"])}) for row in raw["architectures"]
+    ]
+    cards = {name: capability_of(text) for name, text in raw["cards"].items()}
+    cudas = {row["version"]: Cuda(**row) for row in raw["cudas"]}
+    return Table(tuple(builds), cudas, tuple(architectures), cards, raw["date"])
+
+
+def _capabilities(texts: list[str]) -> tuple[Capability, ...]:
+    return tuple(capability_of(text) for text in texts)
