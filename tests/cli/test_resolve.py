@@ -1,6 +1,9 @@
 """`hotloop resolve`."""
 
 import json
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 from command import Command
@@ -52,3 +55,53 @@ def test_without_a_driver_something_has_to_be_named(hotloop: Command) -> None:
         assert "there is no NVIDIA driver here" in hotloop("resolve", expect=2).err
     else:
         assert hotloop("resolve", expect=0).out
+
+
+def write_wheel(folder: Path, name: str, version: str, tag: str, requires: list[str], python: str) -> None:
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", f"Requires-Python: {python}"]
+    lines += [f"Requires-Dist: {one}" for one in requires]
+    information = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
+        wheel.writestr(f"{information}/METADATA", "\n".join(lines) + "\n")
+        wheel.writestr(f"{information}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n")
+        wheel.writestr(f"{information}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What pip sees: a torch that the table does not know, for this Python and the next, and its torchvision."""
+    folder, here = tmp_path / "wheels", sys.version_info.minor
+    folder.mkdir()
+    cuda = ["cuda-toolkit[cublas]==13.2.2; platform_system == 'Linux'", "nvidia-cudnn-cu13==9.30.0.1", "triton~=3.10.0"]
+    for minor in (here, here + 1):
+        tag = f"cp3{minor}-cp3{minor}-manylinux_2_28_x86_64"
+        write_wheel(folder, "torch", "2.99.0", tag, [*cuda, "nvidia-nccl-cu13==2.40.1"], f">=3.{here}")
+        for version, torch in (("0.70.0", "==2.99.0"), ("0.71.0", "==2.99.1")):
+            write_wheel(folder, "torchvision", version, tag, [f"torch{torch}"], f">=3.{here}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def test_new_versions_are_taken_up_from_pips_index(hotloop: Command, index: Path) -> None:
+    options = ["--driver", "595.45.04", "--gpu", "H100", "--json"]
+    assert json.loads(hotloop("resolve", *options, expect=0).out)["torch"] == "2.15.0"
+    done = hotloop("resolve", *options, "--refresh", expect=0)
+    assert done.err.splitlines() == ["torch 2.99.0"]
+    found = json.loads(done.out)
+    here = sys.version_info.minor
+    assert (found["torch"], found["torchvision"], found["cuda"]) == ("2.99.0", "0.70.0", "13.2")
+    assert (found["cudnn"], found["nccl"], found["triton"], found["glibc"]) == ("9.30.0.1", "2.40.1", "3.10.0", "2.28")
+    assert found["python"] == f"3.{here} to 3.{here + 1}"
+    assert "code for cards as of torch 2.15.0" in found["source"]
+    assert json.loads(hotloop("resolve", *options, expect=0).out) == found, "it is kept"
+
+
+def test_an_index_that_is_not_there_changes_nothing(
+    hotloop: Command, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index / "elsewhere"))
+    done = hotloop("resolve", "--driver", "580", "--gpu", "H100", "--refresh", expect=1)
+    assert "pip index torch failed" in done.err
+    assert not (index.parent / "cache/hotloop/versions.json").exists()

@@ -3,11 +3,14 @@
 import json
 import platform
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotloop.core.errors import InputError
+
+if TYPE_CHECKING:
+    from hotloop.versions.table import Table
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,10 +22,11 @@ from hotloop.core.errors import InputError
 @click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8.")
 @click.option("--glibc", default="", metavar="VERSION", help="Of the C library: 2.31.")
 @click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors.")
+@click.option("--refresh", is_flag=True, help="First take up versions that are newer than the table, from pip's index.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def resolve(
     driver: str, gpus: tuple[str, ...], capabilities: tuple[str, ...], python: str, torch: str, cuda: str, glibc: str,
-    aarch64: bool, as_json: bool,
+    aarch64: bool, refresh: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Say which torch runs with a driver, a card and a Python.
 
@@ -30,9 +34,9 @@ def resolve(
     then it says why, and what would have to be different.
     """
     from hotloop.versions.solve import Impossible, Wish, solve
-    from hotloop.versions.table import capability_of, shipped_table, specifier_of, version_of
+    from hotloop.versions.table import capability_of, current_table, specifier_of, version_of
 
-    table = shipped_table()
+    table = _refreshed() if refresh else current_table()
     named = bool(driver or gpus or capabilities)
     here = {} if named else _this_machine()
     cards = {*map(table.capability, gpus), *map(capability_of, capabilities), *here.pop("cards", ())}
@@ -52,6 +56,18 @@ def resolve(
         text = "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
     click.echo(json.dumps({**content, "table_date": table.date}) if as_json else text)
     return int(isinstance(found, Impossible))
+
+
+def _refreshed() -> "Table":
+    from hotloop.core.files import write_atomic
+    from hotloop.versions.refresh import refresh, written
+    from hotloop.versions.table import current_table, refreshed_file
+
+    table = refresh(current_table(), lambda line: click.echo(line, err=True))
+    if file := refreshed_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, written(table))
+    return table
 
 
 _SHOWN = ("torch", "cuda", "cudnn", "nccl", "python", "driver_verdict")

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from hotloop.core.errors import InputError
+from hotloop.core.files import user_cache
 
 Capability = tuple[int, int]
 """Of a card: (9, 0) for an H100."""
@@ -159,6 +161,22 @@ def capability_of(text: str) -> Capability:
 def shipped_table() -> Table:
     """The one that comes with the package."""
     return read_table(resources.files("hotloop.versions").joinpath("table.json").read_text())
+
+
+def refreshed_file() -> Path | None:
+    """Where a refreshed table is kept; None if there is no place for one."""
+    cache = user_cache()
+    return cache / "versions.json" if cache else None
+
+
+def current_table() -> Table:
+    """The refreshed one if there is one that is not older than the package's."""
+    shipped, file = shipped_table(), refreshed_file()
+    try:
+        refreshed = read_table(file.read_text()) if file else shipped
+    except (OSError, LookupError, TypeError, ValueError):  # none, or of another version of hotloop
+        return shipped
+    return refreshed if refreshed.date >= shipped.date else shipped
 
 
 def read_table(text: str) -> Table:
