@@ -165,6 +165,12 @@ def test_mfu_is_a_share_of_the_matrix_rate() -> None:
     assert Arithmetic(0, 1e12).mfu(100) == Arithmetic(2e9, 0).mfu(100) == 0
 
 
+def test_measuring_changes_nothing_that_is_drawn_afterwards() -> None:
+    before = torch.get_rng_state()
+    matrix_rate(torch.device("cpu"), "fp32")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_matrix_rate_is_plausible() -> None:
     assert 1e9 < matrix_rate(torch.device("cpu"), "fp32") < 1e14
 
