@@ -113,6 +113,28 @@ def test_the_table_is_whole() -> None:
         assert TABLE.capability(name) == capability
 
 
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0)),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", (8, 0)),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", (8, 6)),
+        ("4090", (8, 9)),
+        ("titan x", (6, 1)),
+        ("gtx titan x", (5, 2)),
+        ("V100", (7, 0)),
+        ("NVIDIA L40S", (8, 9)),
+    ],
+)
+def test_names_are_known_as_tools_print_them(name: str, capability: tuple[int, int]) -> None:
+    assert TABLE.capability(name) == capability
+
+
+def test_a_name_of_several_cards_is_asked_back() -> None:
+    with pytest.raises(InputError, match="may be several cards"):
+        TABLE.capability("TITAN")
+
+
 def test_names_that_are_not_there_are_answered_with_near_ones() -> None:
     with pytest.raises(InputError, match="RTX 4090"):
         TABLE.capability("RTX 4091")

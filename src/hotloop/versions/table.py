@@ -93,27 +93,35 @@ class Table:
         return next((one for one in self.architectures if capability in one.capabilities), None)
 
     def capability(self, card: str) -> Capability:
-        """Of a card by its name, as NVIDIA writes it or shorter: "RTX 4090", "v100".
+        """Of a card by its name: as NVIDIA writes it, shorter ("4090"), or with more ("A100-SXM4-40GB MIG 1g.5gb").
 
         Raises:
-            InputError: there is none of that name.
+            InputError: there is none of that name, or cards of several capabilities are called so.
         """
-        known = {_plain(name): capability for name, capability in self.cards.items()}
-        asked = _plain(card)
-        if asked in known:
-            return known[asked]
-        within = {name: capability for name, capability in known.items() if set(asked.split()) <= set(name.split())}
-        if asked and within and len(set(within.values())) == 1:
-            return next(iter(within.values()))
-        near = sorted(within) or get_close_matches(asked, known, n=3, cutoff=0.4)
-        names = [name for name in self.cards if _plain(name) in near][:5]
-        cause = f"the nearest: {', '.join(names)}" if names else "no name is near it"
+        known = {_words(name): name for name in self.cards}
+        asked = _words(card)
+        longer = [name for words, name in known.items() if asked and set(asked) <= set(words)]
+        shorter = [(len(words), name) for words, name in known.items() if set(words) <= set(asked)]
+        most = max(shorter, default=(0, ""))[0]
+        found = [known[asked]] if asked in known else longer or [name for length, name in shorter if length == most]
+        if len({self.cards[name] for name in found}) == 1:
+            return self.cards[found[0]]
+        if found:
+            each = ", ".join(f"{name} ({_dotted(self.cards[name])})" for name in found[:5])
+            raise InputError(f'"{card}" may be several cards', each, f'--gpu "{found[0]}"')
+        texts = {" ".join(words): name for words, name in known.items()}
+        near = [texts[text] for text in get_close_matches(" ".join(asked), texts, n=5, cutoff=0.4)]
+        cause = f"the nearest: {', '.join(near)}" if near else "no name is near it"
         raise InputError(f'"{card}" is no card that the table has', cause, "--sm gives its compute capability: --sm 90")
 
 
-def _plain(name: str) -> str:
+def _dotted(capability: Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _words(name: str) -> tuple[str, ...]:
     words = name.lower().replace("-", " ").split()
-    return " ".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))
+    return tuple(word for word in words if word not in ("nvidia", "tesla", "geforce", "gpu"))
 
 
 def version_of(text: str, what: str) -> Version:
