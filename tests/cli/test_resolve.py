@@ -36,6 +36,8 @@ def test_the_impossible_is_explained_with_exit_code_1(hotloop: Command) -> None:
     [
         (["--gpu", "RTX 4091"], "no card that the table has"),
         (["--driver", "latest"], '--driver "latest" is no version'),
+        (["--driver", "580", "--python", "2.7"], "no version of Python 3"),
+        (["--driver", "580", "--python", "py311"], "--python 3.12"),
         (["--sm", "hopper"], "no compute capability"),
         (["--gpu", "H100", "--torch", "newest"], "no version"),
     ],
@@ -96,6 +98,25 @@ def test_new_versions_are_taken_up_from_pips_index(hotloop: Command, index: Path
     assert found["python"] == f"3.{here} to 3.{here + 1}"
     assert "code for cards as of torch 2.15.0" in found["source"]
     assert json.loads(hotloop("resolve", *options, expect=0).out) == found, "it is kept"
+
+
+def test_a_table_that_cannot_be_kept_is_used_once(
+    hotloop: Command, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    done = hotloop("resolve", "--driver", "595.45.04", "--gpu", "H100", "--refresh", "--json", expect=0)
+    assert json.loads(done.out)["torch"] == "2.99.0"
+    assert "the new table is not kept" in done.err
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"date": null}', "[1]"])
+def test_a_damaged_table_is_passed_over(
+    hotloop: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "hotloop").mkdir()
+    (tmp_path / "hotloop/versions.json").write_text(content)
+    assert "torch==2.15.0" in hotloop("resolve", "--driver", "595.45.04", "--gpu", "H100", expect=0).out
 
 
 def test_an_index_that_is_not_there_changes_nothing(

@@ -5,8 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from runs import TOKENS_JOB, weights_of
 def node(folder: Path, port: int, hosts: bool) -> Iterator["subprocess.Popen[bytes]"]:
     """One node's agent; one of them hosts what they meet at."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"]
-    quick = f"is_host={hosts},last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=2"
+    quick = f"is_host={hosts},last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=5"
     agent = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "localhost"]
     command = ["-m", "torch.distributed.run", *agent, *rendezvous, "--rdzv-conf", quick]
     training = ["-m", "hotloop", "train", "job.toml", "--set", "run.dir=run", "--set", "checkpoint.every=2 steps"]
@@ -37,7 +39,8 @@ def lose(node: "subprocess.Popen[bytes]") -> None:
     if node.poll() is None:
         ranks = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
         for process in [node.pid, *map(int, ranks)]:
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: Path) -> None:
@@ -48,9 +51,13 @@ def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: P
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     with node(tmp_path, port, True) as first, node(tmp_path, port, False) as second:
+        until = time.monotonic() + 200
         while not list(tmp_path.glob("run/checkpoints/epoch-*")):
             assert first.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
         assert second.poll() is None
         lose(second)
         assert first.wait(timeout=200) == 0, (tmp_path / "hosts-True.txt").read_text()[-3000:]
     torch.testing.assert_close(weights_of(tmp_path / "run"), weights_of(tmp_path / "one"), rtol=1e-3, atol=1e-4)
+    assert tomllib.loads((tmp_path / "run/job.toml").read_text())["ranks"]["processes"] == 1, "the one that was left"

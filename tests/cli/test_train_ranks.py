@@ -92,8 +92,10 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
 LOST_GPU = """
 from hotloop.core.job import RanksSection
 from hotloop.train.elastic import train_in_ranks
+from hotloop.train.gpus import Answers
 command = ["hotloop", "train", "job.toml", "--set", "run.dir=run"]
-raise SystemExit(train_in_ranks(command, 3, RanksSection(), print, lambda: ["4", "7"]))
+answers = Answers(["4", "5", "7"], ["4", "7"])
+raise SystemExit(train_in_ranks(command, 3, RanksSection(), print, lambda: answers))
 """
 
 
@@ -105,7 +107,8 @@ def test_what_is_left_goes_on_after_a_gpu_is_lost(job: Path) -> None:
         [sys.executable, "-c", LOST_GPU], cwd=job.parent, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "1 of 3 GPUs do not answer: going on with 2" in done.stdout
+    assert "not all GPUs answer: going on with 4, 7" in done.stdout
+    assert "ranks see GPUs 4,7" in done.stderr
     assert tomllib.loads((job.parent / "run/job.toml").read_text())["ranks"]["processes"] == 2
 
 

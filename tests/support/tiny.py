@@ -1,6 +1,7 @@
 """Small models and tasks that tests name as "tiny:...". torch is imported when they are built, not before."""
 
 import os
+import sys
 import threading
 import time
 from typing import Any, ClassVar
@@ -159,6 +160,7 @@ class OnTwoOnly(Regression):
     def model(self) -> nn.Module:
         if os.environ.get("RANK") == "2":
             raise RuntimeError("CUDA error: invalid device ordinal")
+        print("ranks see GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"), file=sys.stderr)
         return super().model()
 
 

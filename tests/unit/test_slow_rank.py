@@ -8,8 +8,13 @@ from hotloop.train.world import World
 def test_a_slow_device_and_slow_reading_are_told_apart() -> None:
     paces = [Pace(100, 0.01), Pace(70, 0.0), Pace(98, 0.4), Pace(97, 0.02)]
     assert set(slow_ranks(paces)) == {(1, "rate"), (2, "data")}
-    assert "at 0.72 of the others' rate" in slow_ranks(paces)[1, "rate"]
+    assert "at 0.71 of the others' rate" in slow_ranks(paces)[1, "rate"]
     assert "waits for data 40 % of its time, the others 1 %" in slow_ranks(paces)[2, "data"]
+
+
+def test_of_two_ranks_each_is_compared_with_the_other() -> None:
+    assert set(slow_ranks([Pace(100, 0.0), Pace(75, 0.0)])) == {(1, "rate")}
+    assert not slow_ranks([Pace(100, 0.0), Pace(0.0, 0.0)]), "one that was not measured"
 
 
 def test_ranks_that_are_alike_are_not_told() -> None:

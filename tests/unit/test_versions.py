@@ -39,6 +39,7 @@ def test_an_old_driver_gets_an_older_cuda() -> None:
 def test_a_branch_alone_is_the_newest_of_it() -> None:
     assert solved(Wish(driver="580", cards=((9, 0),), cuda="13.0")).verdict == "full"
     assert solved(Wish(driver="580.50", cards=((9, 0),), cuda="13.0")).verdict == "limited"
+    assert solved(Wish(driver="580.65", cards=((9, 0),), cuda="13.0")).verdict == "full"
 
 
 def test_what_no_driver_runs_together_is_impossible() -> None:
@@ -47,6 +48,44 @@ def test_what_no_driver_runs_together_is_impossible() -> None:
     assert found.reasons == ("branch 580 is the last driver for Volta (compute capability 7.0); this one is 590.44.01",)
     changes = [change.text for change in found.changes]
     assert "with another driver (a driver from 525.60.13, of branch 580 at most): torch 2.14.1 for CUDA 12.6" in changes
+
+
+def test_cards_that_share_no_driver_are_impossible_with_any() -> None:
+    cards = (TABLE.capability("K80"), TABLE.capability("H100"))
+    for driver in ("", "580.95.05"):
+        found = solve(Wish(driver=driver, cards=cards), TABLE)
+        assert isinstance(found, Impossible)
+        assert "no driver knows all of these cards: one needs branch 520, another's last one is 470" in found.reasons[0]
+
+
+def test_a_card_that_nobody_has_is_not_guessed() -> None:
+    found = solve(Wish(cards=((13, 0),)), TABLE)
+    assert isinstance(found, Impossible)
+    assert found.reasons == ("the table has no card of compute capability 13.0",)
+
+
+def test_without_a_driver_what_it_needs_is_told() -> None:
+    found = solved(Wish(cards=((8, 0),), cuda="12.6"))
+    assert found.verdict == ""
+    assert found.notes == ("it needs a driver from 525.60.13, and from 560.28.03 for its PTX",)
+
+
+def test_the_least_that_any_build_asks_for_is_the_reason() -> None:
+    found = solve(Wish(driver="450.51.05", cards=((8, 0),)), TABLE)
+    assert isinstance(found, Impossible)
+    assert found.reasons == ("CUDA 11.7 needs a driver from 450.80.02; this one is 450.51.05",)
+
+
+def test_a_newer_driver_is_asked_for_that_knows_the_card() -> None:
+    found = solve(Wish(driver="565.57.01", cards=((12, 0),), cuda="12"), TABLE)
+    assert isinstance(found, Impossible)
+    assert found.changes[0].text.startswith("with another driver (a driver from 570)")
+
+
+def test_arm_processors_have_builds_of_their_own() -> None:
+    found = solved(Wish(driver="595.45.04", cards=((9, 0),), processor="aarch64"))
+    assert found.install == "pip install torch==2.15.0 torchvision==0.29.2"
+    assert found.build.cudnn
 
 
 def test_the_nearest_change_is_named() -> None:
@@ -67,6 +106,7 @@ def test_the_nearest_change_is_named() -> None:
         ((9, 0), ["8.6"], ["8.6"], "ptx"),
         ((10, 3), ["10.0"], [], "binary"),
         ((11, 0), ["10.0"], [], ""),
+        ((10, 1), ["10.0"], [], ""),
         ((6, 2), ["6.2"], [], "binary"),
         ((7, 5), ["7.2"], [], ""),
     ],
@@ -120,6 +160,11 @@ def test_the_table_is_whole() -> None:
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", (8, 0)),
         ("NVIDIA GeForce RTX 3080 Laptop GPU", (8, 6)),
         ("4090", (8, 9)),
+        ("rtx4090", (8, 9)),
+        ("1080ti", (6, 1)),
+        ("GTX_1080Ti", (6, 1)),
+        ("NVIDIA TITAN X (Pascal)", (6, 1)),
+        ("Tesla V100-SXM2-32GB-LS", (7, 0)),
         ("titan x", (6, 1)),
         ("gtx titan x", (5, 2)),
         ("V100", (7, 0)),
@@ -138,6 +183,8 @@ def test_a_name_of_several_cards_is_asked_back() -> None:
 def test_names_that_are_not_there_are_answered_with_near_ones() -> None:
     with pytest.raises(InputError, match="RTX 4090"):
         TABLE.capability("RTX 4091")
+    with pytest.raises(InputError, match="no card that the table has"):
+        TABLE.capability("SXM4")
     with pytest.raises(InputError, match="no compute capability"):
         capability_of("hopper")
     with pytest.raises(InputError, match="no version"):

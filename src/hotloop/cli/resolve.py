@@ -2,6 +2,7 @@
 
 import json
 import platform
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +41,23 @@ def resolve(
     named = bool(driver or gpus or capabilities)
     here = {} if named else _this_machine()
     cards = {*map(table.capability, gpus), *map(capability_of, capabilities), *here.pop("cards", ())}
-    asked = {"driver": driver, "python": python, "cuda": cuda, "glibc": glibc}
-    given = {name: text for name, text in asked.items() if text and version_of(text, f"--{name}")}
+    given = {}
+    for name, text in {"driver": driver, "python": python, "cuda": cuda, "glibc": glibc}.items():
+        if text:
+            version = version_of(text, f"--{name}", _EXAMPLES[name])
+            given[name] = text
+            if name == "python" and (version.major != 3 or len(version.release) < 2):
+                raise InputError(
+                    f"--python {text} is no version of Python 3", "3 and a number after it", "--python 3.12"
+                )
     processor = {"processor": "aarch64"} if aarch64 else {}
     wish = Wish(**{**here, **given, **processor, "cards": tuple(sorted(cards)), "torch": specifier_of(torch)})
     found = solve(wish, table)
     if isinstance(found, Impossible):
         changes = [{"change": one.text, "install": one.solution.install} for one in found.changes]
         content: dict[str, Any] = {"impossible": found.reasons, "changes": changes}
-        text = "\n".join(["nothing fits:", *(f"  {reason}" for reason in found.reasons), "what would:",
-                          *(f"  {one['change']}\n    {one['install']}" for one in changes)])  # fmt: skip
+        would = ["what would:", *(f"  {one['change']}\n    {one['install']}" for one in changes)] if changes else []
+        text = "\n".join(["nothing fits:", *(f"  {reason}" for reason in found.reasons), *would])
     else:
         content = _solution(asdict(found.build), found.verdict, found.install, found.notes, wish.python)
         lines = [found.install, *(f"{name}: {value}" for name, value in content.items() if name in _SHOWN and value)]
@@ -65,11 +73,15 @@ def _refreshed() -> "Table":
 
     table = refresh(current_table(), lambda line: click.echo(line, err=True))
     if file := refreshed_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, written(table))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, written(table))
+        except OSError as error:
+            click.echo(f"warning: the new table is not kept: {error}", err=True)
     return table
 
 
+_EXAMPLES = {"driver": "580.95.05", "python": "3.12", "cuda": "12.8", "glibc": "2.31"}
 _SHOWN = ("torch", "cuda", "cudnn", "nccl", "python", "driver_verdict")
 
 
@@ -99,7 +111,7 @@ def _this_machine() -> dict[str, Any]:
     return {
         "driver": machine.driver,
         "cards": tuple(capability_of(gpu.capability) for gpu in machine.gpus if gpu.capability),
-        "python": platform.python_version(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "glibc": platform.libc_ver()[1],
         "processor": platform.machine(),
     }

@@ -65,9 +65,11 @@ def train(
     if (number := _processes(job)) > 1:
         from hotloop.train.elastic import train_in_ranks
         from hotloop.train.gpus import answering_gpus
+        from hotloop.train.world import team_size
 
         command = _command(file, overrides, resume, settings, as_json)
-        return train_in_ranks(command, number, job.ranks, _tell, None if job.device == "cpu" else answering_gpus)
+        answering = None if job.device == "cpu" else answering_gpus
+        return train_in_ranks(command, number, job.ranks, _tell, answering, team_size(job, number))
     return _train(file, job, resume, as_json)
 
 

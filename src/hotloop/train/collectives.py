@@ -5,9 +5,6 @@ from typing import Any
 
 import torch
 
-RECORDS = {"TORCH_FR_BUFFER_SIZE": "100"}
-"""Environment variable and value: so many are kept. Read when torch is imported."""
-
 
 def last_collective() -> str:
     """The last one in words; empty if there is none, or nothing is recorded.
@@ -15,7 +12,8 @@ def last_collective() -> str:
     Steps that are replayed as a CUDA graph record nothing.
     """
     recorder: Any = torch._C._distributed_c10d
-    dumps = (recorder._dump_fr_trace_json, recorder._dump_nccl_trace_json)  # gloo's and NCCL's
+    named = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # gloo's and NCCL's, which torch for CPUs has not
+    dumps = [getattr(recorder, name) for name in named if hasattr(recorder, name)]
     entries = [entry for dump in dumps for entry in json.loads(dump()).get("entries", [])]
     if not entries:
         return ""

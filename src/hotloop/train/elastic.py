@@ -18,8 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import RanksSection
-from hotloop.core.units import count
-from hotloop.train.collectives import RECORDS
+from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
 from hotloop.train.world import FOLDER, PARENT, RESTARTS
 
@@ -46,7 +45,8 @@ def train_in_ranks(
     number: int,
     settings: RanksSection,
     notify: Callable[[str], None],
-    answering: Callable[[], Sequence[str]] | None = None,
+    answering: Callable[[], Answers] | None = None,
+    team: int = 1,
 ) -> int:
     """Run a command as so many ranks on this machine until they have ended.
 
@@ -56,7 +56,8 @@ def train_in_ranks(
 
     Args:
         command: the module and its arguments that each rank runs by `python -m`.
-        answering: the names of the GPUs that do, for CUDA_VISIBLE_DEVICES; None on CPUs.
+        answering: asks the GPUs; None on CPUs.
+        team: so many ranks compute each layer together: there are always whole teams.
 
     Returns:
         the exit code: the first rank's, or 1.
@@ -74,14 +75,21 @@ def train_in_ranks(
                 return attempt.said or 0
             may = restart < settings.restarts and not attempt.stopping
             again = may and (lost.killed or attempt.progressed)
-            if may and answering and not attempt.progressed and 0 < len(left := answering()) < number:
-                notify(f"{number - len(left)} of {count(number, 'GPU')} do not answer: going on with {len(left)}")
+            if may and answering and not attempt.progressed and (left := _left(answering(), number, team)):
+                notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, added, again = len(left), {"CUDA_VISIBLE_DEVICES": ",".join(left)}, True
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts})"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
                 break
     return 1
+
+
+def _left(answers: Answers, number: int, team: int) -> list[str]:
+    """The GPUs to go on with; none if those that ranks have used all answer, or too few are left."""
+    if set(answers.asked[:number]) <= set(answers.answered):
+        return []
+    return list(answers.answered[: min(number, len(answers.answered)) // team * team])
 
 
 class _Attempt:
@@ -179,7 +187,6 @@ def _environment(folder: Path, number: int, restart: int, more: Mapping[str, str
     """Of the ranks; torchrun's agent gives them this process's."""
     added = {**more, FOLDER: str(folder), PARENT: str(os.getpid()), RESTARTS: str(restart)}
     before = {name: os.environ[name] for name in added if name in os.environ}
-    added |= {name: value for name, value in RECORDS.items() if name not in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // number))
     os.environ.update(added)

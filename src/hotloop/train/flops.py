@@ -63,14 +63,14 @@ def flops_per_sample(task: Task, dataset: Dataset, seed: int) -> float:
         return 0.0
 
 
-def matrix_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a matrix product in the given precision: of 8192³ on a GPU, of 1024³ on a CPU.
+def matrix_rate(device: torch.device, precision: str, largest: int = 8192) -> float:
+    """FLOP/s of a matrix product in the given precision: of `largest`³ on a GPU, of 1024³ on a CPU.
 
     Takes about 50 ms. Of 4096³ where less than 8 GB is free: the larger matrices take 0.75 GiB.
     """
     size, repeats = 1024, 3
     if device.type == "cuda":
-        size, repeats = (8192 if torch.cuda.mem_get_info(device)[0] > 8e9 else 4096), 5
+        size, repeats = (largest if torch.cuda.mem_get_info(device)[0] > 8e9 else 4096), 5
     dtype = _DTYPES.get(precision, torch.bfloat16)
     own = torch.Generator(device).manual_seed(0)  # a training that is measured draws the same numbers as another
     a, b = torch.randn(2, size, size, device=device, generator=own).to(dtype)

@@ -77,8 +77,16 @@ class Heart:
         while not self._end.wait(_SECONDS):
             with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
                 self._write()
-                if asked_file(folder).exists():
-                    collective_file(folder, self._world.rank).write_text(last_collective())
+                if asked_file(folder).exists() and not collective_file(folder, self._world.rank).exists():
+                    self._write_collective(folder)
+
+    def _write_collective(self, folder: Path) -> None:
+        last = ""
+        with suppress(Exception):  # torch's recorder is not public; without it the report has the stacks
+            last = last_collective()
+        unfinished = collective_file(folder, self._world.rank).with_suffix(".part")
+        unfinished.write_text(last)
+        unfinished.replace(collective_file(folder, self._world.rank))
 
     def _write(self) -> None:
         file = heartbeat_file(Path(self._world.folder), self._world.rank)

@@ -88,14 +88,16 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     flops = flops_per_sample(task, train, job.seed)
     job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
     device = torch.device(job.device)
-    source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
     job, last = choose_parallel(job, model, world)
     job, saves = choose_background(job, model, machine, world)
     if job.parallel in DIVIDED and world.size > 1:
         check_shardable(job)
+        model.to(memory_format=torch.contiguous_format)  # weights without gaps only can be divided
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     else:
         _place(job, model)
+    # After the model: whether it keeps its arrays on the GPU depends on the room that is left there.
+    source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
     model = spread(model, world, job)
     if world.data_rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))

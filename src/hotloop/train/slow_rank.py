@@ -3,15 +3,18 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import torch
 
 from hotloop.train.progress import Span
 from hotloop.train.world import World
 
 _APART_SECONDS = 60.0
-"""Between two measurements, of about 50 ms each."""
+"""Between two measurements, of some tens of ms each."""
 _SLOW = 0.8
-"""Of the median rate. Cards of one kind differ by a few percent (H200s by 2 %)."""
+"""Of the median of the others' rates. Cards of one kind differ by a few percent (H200s by 2 %)."""
 _WAITS, _TIMES = 0.1, 3.0
 """Of its time, and so many times what the median rank waits."""
 
@@ -36,10 +39,11 @@ def slow_ranks(paces: Sequence[Pace]) -> dict[tuple[int, str], str]:
         paces: by rank, at least two.
     """
     found = {}
-    rates = statistics.median(pace.rate for pace in paces)
     for rank, pace in enumerate(paces):
-        others = statistics.median(other.wait_share for number, other in enumerate(paces) if number != rank)
-        if rates and 0 < pace.rate < _SLOW * rates:
+        beside = [*paces[:rank], *paces[rank + 1 :]]
+        others = statistics.median(other.wait_share for other in beside)
+        rates = statistics.median([other.rate for other in beside if other.rate] or [0.0])
+        if 0 < pace.rate < _SLOW * rates:
             share = pace.rate / rates
             found[rank, "rate"] = f"rank {rank} multiplies matrices at {share:.2f} of the others' rate: its device is"
             found[rank, "rate"] += " throttled, or others use it (nvidia-smi -q -d PERFORMANCE)"
@@ -53,15 +57,16 @@ class SlowRanks:
     """Compares ranks whenever all of them are at the same point, and tells once of each that is slow twice in a row.
 
     Args:
-        rate: measures this rank's rate in FLOP/s; called once a minute at most.
+        rate: measures this rank's rate in FLOP/s; called once a minute at most. None where ranks share processors, so
+            that it would not be its own.
         warn: told in a line.
     """
 
-    def __init__(self, world: World, rate: Callable[[], float], warn: Callable[[str], None]) -> None:
+    def __init__(self, world: World, rate: Callable[[], float] | None, warn: Callable[[str], None]) -> None:
         self._world = world
         self._measure = rate
         self._warn = warn
-        self._measured = -_APART_SECONDS
+        self._measured = time.monotonic()
         self._since = Span()
         self._before: set[tuple[int, str]] = set()
         self._told: set[tuple[int, str]] = set()
@@ -75,9 +80,12 @@ class SlowRanks:
         if self._world.size == 1:
             return
         measures = self._world.from_first(time.monotonic() - self._measured >= _APART_SECONDS)
-        rate = self._measure() if measures else 0.0
+        rate = 0.0
         if measures:
             self._measured = time.monotonic()
+            if self._measure:
+                with suppress(torch.OutOfMemoryError):  # the training has all of the GPU
+                    rate = self._measure()
         found = slow_ranks(self._world.gathered(Pace(rate, self._since.data_wait_share)))
         self._since = Span()
         for key in sorted(found.keys() & self._before - self._told):

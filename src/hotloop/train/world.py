@@ -148,10 +148,9 @@ def in_teams(world: World, job: Job) -> World:
     Raises:
         InputError: their number cannot be divided so.
     """
-    if job.parallel not in TENSOR or world.size == 1:
+    number = team_size(job, world.size)
+    if number == 1 or world.size == 1:
         return world
-    asked = job.ranks.tensor
-    number = asked if asked != "auto" else (world.size if job.parallel == "tp" else 2)
     if world.size % number or (job.parallel == "tp" and number != world.size):
         raise InputError(
             f"{count(world.size, 'process', 'processes')} cannot compute layers together by {number}",
@@ -159,6 +158,14 @@ def in_teams(world: World, job: Job) -> World:
             "--set parallel=fsdp+tp with ranks.tensor that divides ranks.processes",
         )
     return replace(world, tensor=number)
+
+
+def team_size(job: Job, processes: int) -> int:
+    """How many of so many ranks a job has compute each layer together."""
+    if job.parallel not in TENSOR:
+        return 1
+    asked = job.ranks.tensor
+    return asked if asked != "auto" else (processes if job.parallel == "tp" else 2)
 
 
 def is_rank() -> bool:

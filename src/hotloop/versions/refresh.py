@@ -22,25 +22,28 @@ _NEWEST_PYTHON = 30
 
 
 def refresh(table: Table, progress: Callable[[str], None]) -> Table:
-    """The table with the versions of torch that are newer than its own.
+    """The table with the versions of torch that it does not have, for x86_64.
 
     Which cards a wheel holds code for is not in its metadata: it is taken from the newest build with the same CUDA, and
     the row says so.
 
     Args:
-        progress: told of each version, in a line; each takes some seconds.
+        progress: told of each version, in a line; each takes up to a minute.
 
     Raises:
         HotloopError: pip is not there, or finds nothing.
     """
-    known = max(Version(build.torch) for build in table.builds)
-    newer = sorted(version for version in _versions("torch") if version > known and not version.is_prerelease)
+    known = {Version(build.torch) for build in table.builds}
+    new = [one for one in _versions("torch") if one > min(known) and one not in known and not one.is_prerelease]
     found = []
-    for version in newer:
-        progress(f"torch {version}")
-        found.append(_build(version, table))
-    today = datetime.now(UTC).date().isoformat()
-    return replace(table, builds=(*(one for one in reversed(found) if one), *table.builds), date=today)
+    for version in sorted(new):
+        build = _build(version, table)
+        progress(f"torch {version}" if build else f"torch {version}: left out, the table has no build for its CUDA")
+        found += [build] if build else []
+    if not found:
+        return table
+    builds = sorted([*found, *table.builds], key=lambda build: Version(build.torch), reverse=True)
+    return replace(table, builds=tuple(builds), date=datetime.now(UTC).date().isoformat())
 
 
 def written(table: Table) -> str:
@@ -69,7 +72,8 @@ def _build(version: Version, table: Table) -> Build | None:
     if alike is None:
         return None
     first = int(re.findall(r">=\s*3\.(\d+)", wheel["metadata"]["requires_python"])[0])
-    last = max(minor for minor in range(first, _NEWEST_PYTHON) if minor == first or _has(version, minor))
+    here = max(first, sys.version_info.minor)
+    last = next(minor for minor in range(here, _NEWEST_PYTHON) if not _has(version, minor + 1))
     return replace(
         alike,
         torch=str(version),
@@ -93,7 +97,7 @@ def _torchvision(version: Version) -> str:
     for candidate in sorted(_versions("torchvision"), reverse=True):
         wheel = _wheel("torchvision", candidate, None)
         for requirement in map(Requirement, wheel["metadata"].get("requires_dist", [])):
-            if requirement.name == "torch" and version in requirement.specifier:
+            if requirement.name == "torch" and requirement.specifier and version in requirement.specifier:
                 return str(candidate)
     return ""
 
@@ -116,7 +120,7 @@ def _wheel(package: str, version: Version, minor: int | None) -> dict[str, Any]:
     options = [word for tag in _TAGS["x86_64"] for word in ("--platform", tag)]
     python = ["--python-version", f"3.{minor or sys.version_info.minor}"]
     said = _pip("install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:", "--report", "-",
-                "--target", "nowhere", *options, *python, f"{package}=={version}")  # fmt: skip
+                "--target", "nowhere", *options, *python, f"{package}==={version}")  # fmt: skip
     wheel: dict[str, Any] = json.loads(said)["install"][0]
     return wheel
 

@@ -8,10 +8,10 @@ from packaging.version import Version
 
 from hotloop.versions.table import Build, Capability, Table
 
-Verdict = Literal["full", "limited", "unsupported"]
+Verdict = Literal["full", "limited", "unsupported", ""]
 
-_TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7), (11, 0)}
-"""Cards that do not run machine code of a lower minor capability."""
+_TEGRA = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)}
+"""Processors with a GPU inside: they and cards do not run each other's machine code."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Solution:
     """A build that runs.
 
     Attributes:
-        verdict: of the driver; "limited" runs all but PTX.
+        verdict: of the driver; "limited" runs all but PTX; empty if no driver was named.
         notes: what is to be known about it.
     """
 
@@ -72,7 +72,7 @@ class Impossible:
 
     Attributes:
         reasons: why not, in a line each.
-        changes: the smallest that would help.
+        changes: that would help, each with the newest torch that it allows.
     """
 
     reasons: tuple[str, ...]
@@ -90,13 +90,17 @@ def solve(wish: Wish, table: Table) -> Solution | Impossible:
 def _reasons(wish: Wish, table: Table) -> list[str]:
     """What rules out every build by itself; if nothing does, one reason of each kind with how many it rules out."""
     builds = [build for build in table.builds if build.processor == wish.processor]
+    wanted = [build for build in builds if not {"torch", "cuda"} & obstacles(build, wish, table).keys()]
+    builds = wanted or builds
     met: dict[str, list[str]] = {}
     for build in builds:
         for kind, reason in obstacles(build, wish, table).items():
             met.setdefault(kind, []).append(reason)
-    alone = [reasons[0] for reasons in met.values() if len(reasons) == len(builds)]
-    some = sorted(met.values(), key=len, reverse=True)
-    return alone or [f"{reasons[0]} ({len(reasons)} of {len(builds)} builds are ruled out so)" for reasons in some]
+    # The oldest build, the last one, asks for the least of a driver and of the C library.
+    told = {kind: reasons[-1 if kind in ("driver", "glibc") else 0] for kind, reasons in met.items()}
+    alone = [told[kind] for kind, reasons in met.items() if len(reasons) == len(builds)]
+    some = sorted(met, key=lambda kind: -len(met[kind]))
+    return alone or [f"{told[kind]} ({len(met[kind])} of {len(builds)} builds are ruled out so)" for kind in some]
 
 
 def _fitting(wish: Wish, table: Table) -> list[Solution]:
@@ -113,18 +117,19 @@ def _fitting(wish: Wish, table: Table) -> list[Solution]:
 
 
 def verdict(build: Build, wish: Wish, table: Table) -> Verdict:
-    """Of the driver for a build's CUDA; "full" if none was named."""
-    cuda, driver = table.cudas[build.cuda], _driver(wish)
-    if not driver or driver >= Version(cuda.paired_driver):
-        return "full"
-    return "limited" if driver >= Version(cuda.least_driver) else "unsupported"
-
-
-def _driver(wish: Wish) -> Version | None:
-    """Where only a branch is named, the newest of it."""
+    """Of the driver for a build's CUDA."""
+    cuda = table.cudas[build.cuda]
     if not wish.driver:
-        return None
-    return Version(wish.driver if "." in wish.driver else f"{wish.driver}.9999")
+        return ""
+    if _at_least(wish.driver, cuda.paired_driver):
+        return "full"
+    return "limited" if _at_least(wish.driver, cuda.least_driver) else "unsupported"
+
+
+def _at_least(driver: str, needed: str) -> bool:
+    """Of a driver that is named shorter, 580 or 580.65, by what is named."""
+    release = Version(driver).release
+    return release >= Version(needed).release[: len(release)]
 
 
 def runs(build: Build, card: Capability) -> Literal["binary", "ptx", ""]:
@@ -143,14 +148,16 @@ def obstacles(build: Build, wish: Wish, table: Table) -> dict[str, str]:
         found["driver"] = f"CUDA {build.cuda} needs a driver from {cuda.least_driver}; this one is {wish.driver}"
     for card in wish.cards:
         name, by = _named(card, table), runs(build, card)
-        if not by:
+        if card not in table.cards.values():
+            found["card"] = f"the table has no card of {name}"
+        elif not by:
             found["card"] = f"torch {build.torch} for CUDA {build.cuda} holds no code for {name}"
         if by == "ptx" and how == "limited":
             found["driver"] = (
                 f"torch {build.torch} holds PTX alone for {name}, which drivers compile from {cuda.paired_driver}"
             )
-        if branch := _branch_obstacle(card, wish.driver, table):
-            found["card and driver"] = branch
+    if branch := _branch_obstacle(wish, table):
+        found["card and driver"] = branch
     minor = _minor(wish.python)
     if minor is not None and not build.pythons[0] <= minor <= build.pythons[1]:
         found["python"] = f"torch {build.torch} is for Python 3.{build.pythons[0]} to 3.{build.pythons[1]}"
@@ -173,22 +180,35 @@ def _named(card: Capability, table: Table) -> str:
     return f"{architecture.name} ({number})" if architecture else number
 
 
-def _branch_obstacle(card: Capability, driver: str, table: Table) -> str:
-    architecture = table.architecture(card)
-    if not driver or not architecture:
-        return ""
-    branch = Version(driver).major
-    if branch < architecture.first_branch:
-        return f"drivers know {_named(card, table)} from branch {architecture.first_branch}; this one is {driver}"
-    if architecture.last_branch and branch > architecture.last_branch:
-        return f"branch {architecture.last_branch} is the last driver for {_named(card, table)}; this one is {driver}"
+def _branches(wish: Wish, table: Table) -> tuple[int, int | None]:
+    """First and last branch of the drivers that know all cards."""
+    known = [one for card in wish.cards if (one := table.architecture(card))]
+    last = [one.last_branch for one in known if one.last_branch]
+    return max((one.first_branch for one in known), default=0), min(last, default=None)
+
+
+def _branch_obstacle(wish: Wish, table: Table) -> str:
+    first, last = _branches(wish, table)
+    if last and first > last:
+        return f"no driver knows all of these cards: one needs branch {first}, another's last one is {last}"
+    for card in wish.cards if wish.driver else ():
+        architecture, branch = table.architecture(card), Version(wish.driver).major
+        if architecture and branch < architecture.first_branch:
+            known = f"drivers know {_named(card, table)} from branch {architecture.first_branch}"
+            return f"{known}; this one is {wish.driver}"
+        if architecture and architecture.last_branch and branch > architecture.last_branch:
+            known = f"branch {architecture.last_branch} is the last driver for {_named(card, table)}"
+            return f"{known}; this one is {wish.driver}"
     return ""
 
 
 def _notes(build: Build, wish: Wish, table: Table) -> list[str]:
     notes = []
+    cuda = table.cudas[build.cuda]
+    if not wish.driver:
+        notes.append(f"it needs a driver from {cuda.least_driver}, and from {cuda.paired_driver} for its PTX")
     if verdict(build, wish, table) == "limited":
-        paired = table.cudas[build.cuda].paired_driver
+        paired = cuda.paired_driver
         notes.append(f"the driver is older than {paired}, CUDA {build.cuda}'s own: PTX of that CUDA fails (error 222)")
     if any(runs(build, card) == "ptx" for card in wish.cards):
         notes.append("the card's kernels are compiled by the driver at the first start, which takes minutes")
@@ -196,7 +216,7 @@ def _notes(build: Build, wish: Wish, table: Table) -> list[str]:
         architecture = table.architecture(card)
         if architecture and architecture.last_branch:
             notes.append(f"{architecture.name}'s last driver branch is {architecture.last_branch}")
-    return notes
+    return list(dict.fromkeys(notes))
 
 
 def _changes(wish: Wish, table: Table) -> list[Change]:
@@ -235,10 +255,11 @@ def _helping(ways: dict[str, Wish], table: Table) -> list[Change]:
 
 def _told(name: str, wish: Wish, found: Solution, table: Table) -> str:
     build = found.build
-    last = [one.last_branch for card in wish.cards if (one := table.architecture(card)) and one.last_branch]
-    until = f", of branch {min(last)} at most" if last else ""
+    first, last = _branches(wish, table)
+    least = max(table.cudas[build.cuda].least_driver, str(first or 0), key=Version)
+    until = f", of branch {last} at most" if last else ""
     needed = [
-        f"a driver from {table.cudas[build.cuda].least_driver}{until}" if "driver" in name else "",
+        f"a driver from {least}{until}" if "driver" in name else "",
         f"Python 3.{build.pythons[0]} to 3.{build.pythons[1]}" if "Python" in name else "",
         f"glibc {build.glibc}" if "glibc" in name else "",
     ]

@@ -1,6 +1,7 @@
 """The table: builds of torch, cards, and which drivers run them. Data of the package, with its sources."""
 
 import json
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -100,7 +101,8 @@ class Table:
         """
         known = {_words(name): name for name in self.cards}
         asked = _words(card)
-        longer = [name for words, name in known.items() if asked and set(asked) <= set(words)]
+        names = any(re.search(r"\d|titan", word) and not _FORM.match(word) for word in asked)
+        longer = [name for words, name in known.items() if names and set(asked) <= set(words)]
         shorter = [(len(words), name) for words, name in known.items() if set(words) <= set(asked)]
         most = max(shorter, default=(0, ""))[0]
         found = [known[asked]] if asked in known else longer or [name for length, name in shorter if length == most]
@@ -120,12 +122,18 @@ def _dotted(capability: Capability) -> str:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    words = name.lower().replace("-", " ").split()
-    return tuple(word for word in words if word not in ("nvidia", "tesla", "geforce", "gpu"))
+    """Of a name as anybody writes it: "rtx4090", "GTX_1080Ti", "TITAN X (Pascal)"."""
+    text = re.sub(r"\b(rtx|gtx|gt|mx|titan)(\d)", r"\1 \2", re.sub(r"[-_()]", " ", name.lower()))
+    text = re.sub(r"(\d{3,4})(ti|super)\b", r"\1 \2", text)
+    return tuple(word for word in text.split() if word not in ("nvidia", "tesla", "geforce", "gpu"))
 
 
-def version_of(text: str, what: str) -> Version:
-    """A version that somebody typed.
+_FORM = re.compile(r"(sxm|nvl|pcie|\d+g)")
+"""Words that tell how a card is built, and not which one it is."""
+
+
+def version_of(text: str, what: str, example: str) -> Version:
+    """A version that somebody typed, with an example of what would be one.
 
     Raises:
         InputError: it is none.
@@ -134,7 +142,7 @@ def version_of(text: str, what: str) -> Version:
         return Version(text)
     except InvalidVersion:
         raise InputError(
-            f'{what} "{text}" is no version', "numbers with dots between them", f"{what} 580.95.05"
+            f'{what} "{text}" is no version', "numbers with dots between them", f"{what} {example}"
         ) from None
 
 
@@ -182,9 +190,9 @@ def current_table() -> Table:
     shipped, file = shipped_table(), refreshed_file()
     try:
         refreshed = read_table(file.read_text()) if file else shipped
-    except (OSError, LookupError, TypeError, ValueError):  # none, or of another version of hotloop
+        return refreshed if refreshed.date >= shipped.date else shipped
+    except Exception:  # there is none, or it is of another version of hotloop, whatever that trips over
         return shipped
-    return refreshed if refreshed.date >= shipped.date else shipped
 
 
 def read_table(text: str) -> Table:
