@@ -175,6 +175,11 @@ def test_layers_of_several_ranks_train_the_same(
     assert "finished after 12 steps" in hotloop("train", "job.toml", *again, expect=0).out, "by one alone"
 
 
+def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path) -> None:
+    options = ["--set", "model.name=tiny:striped", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
+    assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_gradients_may_travel_in_half_as_many_bytes(hotloop: Command, text: Path, parallel: str) -> None:
     descent = ["--set", "optimizer.name=sgd", "--set", "optimizer.learning_rate=1"]  # whose steps are the gradients

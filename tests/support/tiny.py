@@ -27,6 +27,11 @@ def cnn(num_classes: int = 2, dropout: float = 0.0) -> nn.Module:
     )
 
 
+def striped(num_classes: int = 2) -> nn.Module:
+    """With weights in channels_last."""
+    return cnn(num_classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
 def perceptron(num_classes: int = 2) -> nn.Module:
     """A linear layer over 16 × 16 pixels: nothing in it looks at other samples."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, num_classes))
