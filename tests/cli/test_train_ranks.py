@@ -15,6 +15,9 @@ import torch
 from command import Command
 from runs import SUPPORT, TOKENS_JOB, losses, rank_of, read_until, started, weights_of, write_small_job
 
+from hotloop.train.elastic import _left
+from hotloop.train.gpus import Answers
+
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop"]
 TWO = ["--set", "ranks.processes=2"]
@@ -87,6 +90,23 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     waiting = next(line for line in done.err.splitlines() if "--- rank 0" in line)
     assert "last collective: gloo:" in waiting
     assert "not done" in waiting
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "used", "team", "left"),
+    [
+        ("0123", "0123", "", 1, ""),
+        ("0123", "123", "", 1, "12"),
+        ("0123", "02", "", 1, "02"),
+        ("0123", "02", "02", 1, ""),
+        ("01", "1", "", 2, ""),
+        ("0123", "", "", 1, ""),
+        ("0123", "012", "", 1, ""),
+    ],
+)
+def test_ranks_move_to_gpus_that_answer(asked: str, answered: str, used: str, team: int, left: str) -> None:
+    """Two ranks, on the first two unless others are named."""
+    assert _left(Answers(list(asked), list(answered)), list(used), 2, team) == list(left)
 
 
 LOST_GPU = """

@@ -66,18 +66,18 @@ def train_in_ranks(
         HotloopError: a rank makes no progress.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
-    added: dict[str, str] = {}
+    gpus: list[str] = []
     with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
         for restart in range(settings.restarts + 1):
             attempt = _Attempt(Path(name), number, restart, settings.timeout.amount)
-            lost = attempt.run(command, added)
+            lost = attempt.run(command, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
             if lost is None or attempt.said is not None:
                 return attempt.said or 0
             may = restart < settings.restarts and not attempt.stopping
             again = may and (lost.killed or attempt.progressed)
-            if may and answering and not attempt.progressed and (left := _left(answering(), number, team)):
+            if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
-                number, added, again = len(left), {"CUDA_VISIBLE_DEVICES": ",".join(left)}, True
+                number, gpus, again = len(left), left, True
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts})"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
@@ -85,9 +85,13 @@ def train_in_ranks(
     return 1
 
 
-def _left(answers: Answers, number: int, team: int) -> list[str]:
-    """The GPUs to go on with; none if those that ranks have used all answer, or too few are left."""
-    if set(answers.asked[:number]) <= set(answers.answered):
+def _left(answers: Answers, used: Sequence[str], number: int, team: int) -> list[str]:
+    """The GPUs to go on with; none if those that ranks have used all answer, or too few are left.
+
+    Args:
+        used: by ranks; nothing stands for the first ones.
+    """
+    if set(used or answers.asked[:number]) <= set(answers.answered):
         return []
     return list(answers.answered[: min(number, len(answers.answered)) // team * team])
 

@@ -45,7 +45,7 @@ from hotloop.train.world import ALONE, World
 _LOOK_SECONDS, _PATIENCE_SECONDS = 0.02, 3600.0
 """For what is written at the end."""
 _PROBE_SIZE = 4096
-"""Of the matrices by which ranks are compared: 0.2 GiB, 2 ms on an H200 in bf16."""
+"""Of the matrices by which ranks are compared: 0.2 GiB, and 10¹² operations in all."""
 _LOG_STEPS, _LOG_SECONDS = 10, 0.25
 """log.every = "auto": every 10 steps, but not more than four lines a second."""
 

@@ -12,7 +12,7 @@ from hotloop.train.progress import Span
 from hotloop.train.world import World
 
 _APART_SECONDS = 60.0
-"""Between two measurements, of some tens of ms each."""
+"""Between two measurements."""
 _SLOW = 0.8
 """Of the median of the others' rates. Cards of one kind differ by a few percent (H200s by 2 %)."""
 _WAITS, _TIMES = 0.1, 3.0
