@@ -1,6 +1,8 @@
 """From a driver, cards, Python and wishes to the build of torch that runs, or to why there is none."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
@@ -219,49 +221,43 @@ def _notes(build: Build, wish: Wish, table: Table) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
+_WISHES = {
+    "torch": "another torch",
+    "cuda": "another CUDA",
+    "python": "another Python",
+    "glibc": "a newer glibc",
+    "driver": "another driver",
+    "cards": "another card",
+}
+"""Fields of a wish that can be let go of, in words."""
+
+
 def _changes(wish: Wish, table: Table) -> list[Change]:
-    """Each thing let go by itself; if that does not help, two of them."""
-    ways: dict[str, Wish] = {"another torch": replace(wish, torch=""), "another CUDA": replace(wish, cuda="")}
-    ways |= {"another Python": replace(wish, python=""), "a newer glibc": replace(wish, glibc="")}
-    ways |= {"another driver": replace(wish, driver=""), "another card": replace(wish, cards=())}
-    single = _helping({name: way for name, way in ways.items() if way != wish}, table)
-    if single:
-        return single
-    names = [name for name, way in ways.items() if way != wish]
-    pairs = {
-        f"{one} and {other}": _both(wish, ways[one], ways[other])
-        for number, one in enumerate(names)
-        for other in names[number + 1 :]
-    }
-    return _helping(pairs, table)[:3]
+    """Each field let go of by itself; if that does not help, two of them."""
+    asked = [name for name in _WISHES if getattr(wish, name)]
+    for number, most in ((1, len(asked)), (2, 3)):
+        ways = {names: _without(wish, names) for names in combinations(asked, number)}
+        helping = [(names, way, found[0]) for names, way in ways.items() if (found := _fitting(way, table))]
+        if helping:
+            return [Change(_told(names, way, found, table), found) for names, way, found in helping[:most]]
+    return []
 
 
-def _both(wish: Wish, one: Wish, other: Wish) -> Wish:
-    def let_go(name: str) -> bool:
-        return any(getattr(way, name) != getattr(wish, name) for way in (one, other))
-
-    empty = Wish()
-    names = [name for name in ("torch", "cuda", "python", "glibc", "driver", "cards") if let_go(name)]
-    return replace(wish, **{name: getattr(empty, name) for name in names})
+def _without(wish: Wish, names: Sequence[str]) -> Wish:
+    return replace(wish, **{name: getattr(Wish(), name) for name in names})
 
 
-def _helping(ways: dict[str, Wish], table: Table) -> list[Change]:
-    return [
-        Change(_told(name, wish, found[0], table), found[0])
-        for name, wish in ways.items()
-        if (found := _fitting(wish, table))
-    ]
-
-
-def _told(name: str, wish: Wish, found: Solution, table: Table) -> str:
+def _told(names: Sequence[str], wish: Wish, found: Solution, table: Table) -> str:
+    """What there has to be in place of the fields that were let go of."""
     build = found.build
     first, last = _branches(wish, table)
     least = max(table.cudas[build.cuda].least_driver, str(first or 0), key=Version)
     until = f", of branch {last} at most" if last else ""
-    needed = [
-        f"a driver from {least}{until}" if "driver" in name else "",
-        f"Python 3.{build.pythons[0]} to 3.{build.pythons[1]}" if "Python" in name else "",
-        f"glibc {build.glibc}" if "glibc" in name else "",
-    ]
-    detail = ", ".join(one for one in needed if one)
-    return f"with {name}{f' ({detail})' if detail else ''}: torch {build.torch} for CUDA {build.cuda}"
+    needed = {
+        "driver": f"a driver from {least}{until}",
+        "python": f"Python 3.{build.pythons[0]} to 3.{build.pythons[1]}",
+        "glibc": f"glibc {build.glibc}",
+    }
+    detail = ", ".join(text for name, text in needed.items() if name in names)
+    words = " and ".join(_WISHES[name] for name in names)
+    return f"with {words}{f' ({detail})' if detail else ''}: torch {build.torch} for CUDA {build.cuda}"
