@@ -267,9 +267,9 @@ def main() -> None:
             for name in arguments.contenders:
                 found[name] = rates(name, arguments, folder, processors)
                 print(f"{processors} processors, {name}: {Figure.of(found[name], '1/s')}", file=sys.stderr, flush=True)
-            content[str(processors)] = summary(found)
-            if arguments.device == "cuda":
-                record("jpeg_to_gpu", content)
+                content[str(processors)] = summary(found)
+                if arguments.device == "cuda":
+                    record("jpeg_to_gpu", content)
     print(json.dumps(content))
 
 
