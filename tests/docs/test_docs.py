@@ -23,6 +23,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert "learning_rate" in job
     assert "--resume" in (tmp_path / "reference/cli/index.html").read_text()
     assert "state_dict" in (tmp_path / "reference/library/index.html").read_text()
+    assert "fuser -v" in (tmp_path / "findings/gpu-memory-held/index.html").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,16 @@ def test_which_torch_is_answered_as_the_page_says() -> None:
             [sys.executable, "-m", "hotloop", *command.split()], capture_output=True, text=True, timeout=60
         )
         assert done.stdout == expected
+
+
+def test_the_doctor_says_what_the_page_says() -> None:
+    page = (REPOSITORY / "docs/doctor.md").read_text()
+    command, expected = re.findall(r"```console\n\$ hotloop (doctor .*)\n((?:.*\n)*?)```", page)[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "hotloop", *command.split()],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, expected)
 
 
 def test_the_readmes_table_is_what_was_measured() -> None:

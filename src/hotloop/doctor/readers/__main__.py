@@ -1,0 +1,9 @@
+"""One reader, printed."""
+
+import importlib
+import json
+import sys
+
+if __name__ == "__main__":
+    module = importlib.import_module(f"hotloop.doctor.readers.{sys.argv[1]}")
+    sys.stdout.write("\n" + json.dumps(module.read(*sys.argv[2:])) + "\n")

@@ -1,0 +1,46 @@
+"""A line for each group: what is there."""
+
+from collections import Counter
+
+from hotloop.core.units import format_bytes
+from hotloop.doctor.record import MachineRecord, Rate
+
+
+def summary(record: MachineRecord) -> dict[str, str]:
+    """By group, and the probes' rates in lines under "rates"."""
+    driver, torch, system = record.driver, record.torch, record.system
+    names = Counter(gpu.name or "?" for gpu in record.gpus)
+    capability = {gpu.name: gpu.capability for gpu in record.gpus}
+    cards = [f"{count} x {name} (sm_{capability.get(name, '').replace('.', '')})" for name, count in names.items()]
+    links = Counter(pair.path for pair in record.pairs if pair.path)
+    packages = [f"Python {system.python}"]
+    if torch:
+        cuda = f"CUDA {torch.cuda}, cuDNN {torch.cudnn}, NCCL {torch.nccl}" if torch.cuda else "without CUDA"
+        packages.append(f"torch {torch.version} ({cuda})")
+    if record.tensorflow:
+        packages.append(f"TensorFlow {record.tensorflow.version}")
+    memory = record.memory.limit_bytes or record.memory.total_bytes
+    place = [system.os, system.container, system.virtualization, system.scheduler]
+    free = {folder.path: format_bytes(folder.free_bytes) for folder in record.folders if not folder.error}
+    up = [one.name for one in record.interfaces if one.up and one.name != "lo"]
+    return {
+        "driver": f"{driver.version}, CUDA up to {driver.cuda}" if driver.version else driver.error,
+        "cards": ", ".join(cards),
+        "links": ", ".join(f"{path} {count}x" for path, count in links.items()),
+        "packages": ", ".join(packages),
+        "limits": f"{', '.join(filter(None, place))}; {record.processors.usable:g} processors, {format_bytes(memory)}",
+        "storage": ", ".join(f"{path} {bytes_} free" for path, bytes_ in free.items()),
+        "network": ", ".join(up + [f"{port.name} {port.rate}" for port in record.rdma]),
+        "environment": f"{len(record.environment)} variables that matter",
+        "clock": f"{system.time} {system.time_zone}",
+        "probes": f"{len(record.rates)} results",
+        "rates": "\n".join(map(_line, record.rates)),
+    }
+
+
+def _line(rate: Rate) -> str:
+    where = f"GPU {rate.gpu}, " if rate.gpu is not None else ""
+    if rate.value is None:
+        return f"{where}{rate.name}: {rate.error or 'right'}"
+    should = f" ({rate.value / rate.expected:.2f} of what it should be: {rate.source})" if rate.expected else ""
+    return f"{where}{rate.name}: {rate.value:.4g} {rate.unit}{should}"
