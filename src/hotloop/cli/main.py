@@ -20,6 +20,7 @@ _COMMANDS = {
     "run": ("hotloop.cli.run:run", "Run a training script faster, without changing it."),
     "tune": ("hotloop.cli.tune:tune", "Find faster settings by short trials."),
     "doctor": ("hotloop.cli.doctor:doctor", "Say what is wrong with this machine, and what to type."),
+    "explain": ("hotloop.cli.explain:explain", "Say what ended a run, from its log, and what to type."),
     "resolve": ("hotloop.cli.resolve:resolve", "Say which torch runs with a driver, a card and a Python."),
     "job": ("hotloop.cli.job:job", "Write and check job files."),
     "data": ("hotloop.cli.data:data", "Look into data sets, and pack them."),

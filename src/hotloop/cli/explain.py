@@ -1,0 +1,99 @@
+"""`hotloop explain`."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from hotloop.core.errors import InputError
+
+if TYPE_CHECKING:
+    from hotloop.doctor.record import MachineRecord
+    from hotloop.explain.report import Explained
+
+_SHOWN_CHARACTERS = 300
+_FIX = "hotloop explain LOG"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("log", default="-", metavar="[FILE|-]")
+@click.option("--machine", metavar="FILE", type=click.Path(path_type=Path),
+              help="Join it with a machine that hotloop doctor saved, instead of this one.")  # fmt: skip
+@click.option("--no-machine", is_flag=True, help="Join it with no machine: the log is from elsewhere.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def explain(log: str, machine: Path | None, no_machine: bool, as_json: bool) -> None:
+    """Say what ended a run, from its log or traceback, and what to type.
+
+    The first cause is looked for, not the last line; logs of several ranks may be mixed. Reads standard input without
+    FILE.
+    """
+    from hotloop.doctor.read import read_record
+    from hotloop.doctor.record import load_record
+    from hotloop.explain.decide import decide
+    from hotloop.explain.report import explained
+    from hotloop.explain.scan import NotText, scan
+
+    if machine and no_machine:
+        raise InputError("--machine and --no-machine exclude each other", "one names a machine", _FIX)
+    saved = load_record(machine) if machine else None
+    with _opened(log) as file:
+        try:
+            seen = scan(file)
+        except NotText:
+            raise InputError(f"{_name(log)} is no text", "it holds bytes of another kind", _FIX) from None
+    if not seen.size:
+        raise InputError(f"{_name(log)} is empty", "there is nothing to explain", _FIX)
+
+    def record() -> "MachineRecord":
+        return saved or read_record()
+
+    told = explained(decide(seen), None if no_machine else record)
+    if as_json:
+        causes = [
+            {**asdict(one), "evidence": [{"line": number, "text": text} for number, text in one.evidence]}
+            for one in told
+        ]
+        click.echo(json.dumps({"causes": causes, "lines": seen.lines, "bytes": seen.size}))
+    else:
+        click.echo("\n".join(_page(told, seen.lines)))
+
+
+@contextmanager
+def _opened(log: str) -> Iterator[BinaryIO]:
+    if log == "-":
+        if sys.stdin.isatty():
+            raise InputError("no log was named", "standard input is a terminal", _FIX)
+        yield sys.stdin.buffer
+        return
+    try:
+        with open(log, "rb") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"cannot read {log}", error.strerror or str(error), _FIX) from None
+
+
+def _name(log: str) -> str:
+    return "standard input" if log == "-" else log
+
+
+def _page(told: Sequence["Explained"], lines: int) -> list[str]:
+    if not told:
+        return [f"no cause of a failure in {lines:,} lines"]
+    first = told[0]
+    page = [f"{click.style(first.title, bold=True)} [{first.id}] ({first.area}, confidence {first.confidence:.2f})"]
+    page += [f"  line {number}: {_short(text)}" for number, text in first.evidence]
+    page += [f"  {note}" for note in first.notes]
+    page += [f"  this machine: {said}" for said in first.machine]
+    page += [f"  {first.why}", f"  {click.style('fix:', bold=True)} {first.fix}"]
+    for other in told[1:4]:
+        page.append(f"also: {other.title} [{other.id}], line {other.evidence[0][0]}")
+    return page
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."

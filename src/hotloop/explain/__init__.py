@@ -1,0 +1,1 @@
+"""What ended a training, from its log: the first cause, with its lines and what to type."""

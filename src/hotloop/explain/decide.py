@@ -1,0 +1,125 @@
+"""Which of the lines that tell of causes tells of the first one."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotloop.explain.causes import Strength, causes
+from hotloop.explain.lines import Line
+from hotloop.explain.memory import refined
+from hotloop.explain.scan import EXCEPTION, Match, Scan
+
+_POINTS: dict[Strength, float] = {"sure": 3.0, "likely": 2.0, "vague": 1.0}
+_WARNED, _QUIET, _RECOVERED, _UNKNOWN = 1.6, 0.5, 0.8, 1.2
+_GOES_ON = 8
+"""So many lines of progress after a line: it may have been dealt with, or they were buffered when it was written."""
+_CONFIDENCE = {3.0: 0.95, 2.0: 0.75, 1.0: 0.45}
+_BAD = re.compile(
+    r"Traceback \(most|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception)\b"
+    r"|\b(?:[Ff]ailed|FAILED|[Ff]atal|Killed|Aborted)\b|core dumped|Segmentation|Terminated|CANCELLED|\berror:"
+    r"|Error 1\b|Out Of Memory|[Bb]ack-?off|\bERROR\b|exitcode *: *-?[1-9]|Interrupt|\bnan\b|panic"
+)
+_CODE = re.compile(r"(?:finished|ended|failed) with [1-9]|exit(?:ed)?(?: with)?(?: exit)? (?:code|status):? [1-9]")
+_GOOD = re.compile(
+    r"\b(?:train(?:ing|er)?|run|jobs?|experiment|fine-?tun\w+|script|all|evaluation|fit|stage|pipeline)\b.{0,40}"
+    r"\b(?:finished|completed?|done|succeeded|successful(?:ly)?|ended)\b|\b(?:done|finished|completed?|succeeded)\b"
+    r"|sav(?:e|ed|ing) (?:the )?(?:final|best|model|last)|model saved|best (?:val|acc|score)|max_epochs=\d+. reached"
+    r"|\bexit(?:ed)?(?: with)? (?:code|status)? ?0\b",
+    re.IGNORECASE,
+)
+_LAST_LINES = 40
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cause with what speaks for it.
+
+    Attributes:
+        confidence: 0 to 1.
+        evidence: lines of the log.
+        context: what stands before the line that decided.
+    """
+
+    id: str
+    confidence: float
+    evidence: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    context: tuple[Line, ...] = ()
+
+
+def decide(scan: Scan) -> list[Found]:
+    """The causes that the log tells of, the first one first; none for a run that ended well."""
+    well = ended_well(scan.tail)
+    scored = [(points(match, well=well), match) for match in scan.matches]
+    best: dict[str, tuple[float, Match]] = {}
+    for score, match in scored:
+        known = best.get(match.cause)
+        if score > 0 and (
+            known is None
+            or score > known[0]
+            or (score == known[0] and match.line == known[1].line and match.specific > known[1].specific)
+        ):
+            best[match.cause] = score, match
+    unknown = _unknown(scan, well=well)
+    if unknown:
+        best["unknown"] = unknown
+    order = sorted(best.values(), key=lambda pair: (-pair[0], pair[1].line.number, -pair[1].specific))
+    found = [_told(score, match, scan) for score, match in order]
+    if found and found[0].id == "unknown":
+        return found[:1]
+    return [one for one in found if one.id != "unknown"]
+
+
+def points(match: Match, *, well: bool) -> float:
+    """How much a line speaks for its cause being the first."""
+    cause = causes()[match.cause]
+    score = _POINTS[match.strength]
+    if cause.quiet and not EXCEPTION.match(match.line.text):
+        return score - _QUIET
+    if well:
+        return 0.0
+    if match.line.warns:
+        score -= _WARNED
+    if went_on(match.after):
+        score -= _RECOVERED
+    return score
+
+
+def went_on(after: Sequence[Line]) -> bool:
+    """Whether training went on behind a line."""
+    return sum(line.progress for line in after) >= _GOES_ON
+
+
+def ended_well(tail: Sequence[Line]) -> bool:
+    """Whether a log's last lines tell of a run that did what it should."""
+    last = tail[-_LAST_LINES:]
+    bad = max((place for place, line in enumerate(last) if _is_bad(line)), default=-1)
+    onward = sum(line.progress or bool(_GOOD.search(line.text)) for line in last[bad + 1 :])
+    return (bad < 0 or onward > 1) and any(_GOOD.search(line.text) for line in last)
+
+
+def _is_bad(line: Line) -> bool:
+    if _CODE.search(line.text):
+        return True
+    return bool(_BAD.search(line.text)) and not line.warns and not _GOOD.search(line.text)
+
+
+def _unknown(scan: Scan, *, well: bool) -> tuple[float, Match] | None:
+    """The first exception that the run did not survive, where nothing is known of it."""
+    if well:
+        return None
+    ended = [match for match in scan.exceptions if not went_on(match.after)]
+    told = {match.line.number for match in scan.matches}
+    if ended:
+        first = next((match for match in ended if match.line.number not in told), None)
+        return (_UNKNOWN, first) if first else None
+    bad = [line for line in scan.tail if _is_bad(line)]
+    return (0.5, Match("unknown", "vague", 0, bad[0], (), ())) if bad else None
+
+
+def _told(score: float, match: Match, scan: Scan) -> Found:
+    same = [other.line for other in scan.matches if other.cause == match.cause and other.strength == match.strength]
+    lines = {line.number: line for line in (match.line, *same[:3])}
+    confidence = min(_CONFIDENCE[_POINTS[match.strength]], max(0.2, 0.95 * score / 3))
+    found = Found(match.cause, round(confidence, 2), tuple(lines[number] for number in sorted(lines)), (), match.before)
+    return refined(found, match)

@@ -1,0 +1,79 @@
+"""A line of a log without what launchers, containers and loggers put before it."""
+
+import re
+from dataclasses import dataclass
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_PREFIX = re.compile(
+    r"""\s*(?:
+      \[(?:rank|default|node-|worker-?|w|r|gpu)?\d+\]:?\s?            # torchrun, DeepSpeed
+    | \d{1,5}:\s                                                     # srun --label
+    | \((?:[\w.:]+\s)?pid=[^)]*\)\s?                                  # Ray
+    | \d{4}-\d\d-\d\d[T\s]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\s*  # kubectl, loggers
+    | [A-Z][a-z]{2}\s[\s\d]\d\s\d\d:\d\d:\d\d\s\S+\s[^\s:\[]+(?:\[\d+\])?:\s  # syslog, journal
+    | [\w.-]+-?\d*\s+\|\s                                             # docker compose
+    | \[\d+,\d+\]<std(?:out|err)>:?\s?                                # mpirun
+    | \[\s*\d+\.\d+\]\s                                               # dmesg
+    | \[[^\]\s]*\d\d:\d\d[^\]]*\]\s                                   # [07:12:01]
+    | \[\w[\w-]*-\d+\]\s                                              # [node-1]
+    )""",
+    re.VERBOSE,
+)
+_MOST_PREFIXES = 4
+_LONGEST = 4000
+_WARNS = re.compile(
+    r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4} |\[W[ \d]|^W\d{4}|\bINFO\b|\bDEBUG\b|retry(?:ing)?\b|retries|attempt \d"
+    r"|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)|not critical|harmless|non-?fatal"
+    r"|[Cc]ontinuing|keeping "
+)
+_TOLD_IN_WARNINGS = re.compile(r"CUDA initialization|is not compatible with the current PyTorch")
+"""By torch, when it cannot use the GPU."""
+_SOURCE = re.compile(r"raise |File \"|return |warnings\.warn\(|assert |if |except ")
+_PROGRESS = re.compile(
+    r"\bepoch\b\D{0,12}\d|\b(?:global_?)?steps?\b\D{0,6}\d|\biter(?:ation)?s?\b\D{0,6}\d|it/s|s/it|/step\b|\d+%\||"
+    r"\b(?:train_|val_)?loss\b\W{0,4}\d",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line.
+
+    Attributes:
+        number: in the file, from 1; what carriage returns part counts as lines of their own.
+        prefix: what was taken off: tells ranks apart.
+        text: the rest.
+    """
+
+    number: int
+    prefix: str
+    text: str
+
+    @property
+    def warns(self) -> bool:
+        """Whether it says that it is no failure."""
+        return bool(_WARNS.search(self.prefix + self.text)) and not _TOLD_IN_WARNINGS.search(self.text)
+
+    @property
+    def source(self) -> bool:
+        """Whether it is a line of the program that a traceback shows."""
+        return bool(_SOURCE.match(self.text))
+
+    @property
+    def progress(self) -> bool:
+        """Whether it tells of training that goes on."""
+        return bool(_PROGRESS.search(self.text))
+
+
+def line_of(number: int, raw: bytes) -> Line:
+    """A line as it stands in the file."""
+    text = _ESCAPES.sub("", raw[:_LONGEST].decode("utf-8", "replace")).rstrip()
+    prefix = ""
+    for _ in range(_MOST_PREFIXES):
+        found = _PREFIX.match(text)
+        if not found or found.end() == len(text):
+            break
+        prefix += found[0]
+        text = text[found.end() :]
+    return Line(number, prefix, text.strip())
