@@ -2,9 +2,12 @@
 
 import codecs
 import re
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import accumulate, islice
 from typing import BinaryIO
 
 from hotloop.explain.causes import Pattern, Strength, patterns
@@ -16,9 +19,11 @@ _AFTER_BYTES = 24 << 10
 _AFTER_LINES = 80
 _BEFORE_LINES = 30
 _TAIL_BYTES = 96 << 10
-_MOST_MATCHES = 40
-"""Of a pattern; what comes later is not the first cause."""
-_MOST_TRIES = 20_000
+_LONGEST = 16_000
+_MOST_MATCHES, _MOST_TRACEBACKS = 40, 100
+"""Of a pattern, and at all: what comes later is not the first cause."""
+_MOST_SEEN = 200_000
+"""Lines of different kinds that are remembered: some tens of MB."""
 _TRACEBACK = Pattern("unknown", "vague", re.compile(""), (b"",))
 _WIDE = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 EXCEPTION = re.compile(
@@ -61,30 +66,50 @@ class Scan:
 
 
 def scan(file: BinaryIO) -> Scan:
-    """Read a log: about 100 MB/s, in memory of a few blocks."""
-    found, counts, tries = Scan(), Counter[int](), Counter[bytes]()
-    by_anchor: dict[bytes, list[tuple[int, Pattern]]] = {}
-    for number, pattern in enumerate(patterns()):
-        for anchor in pattern.anchors:
-            by_anchor.setdefault(anchor, []).append((number, pattern))
+    """Read a log, in memory of a few blocks.
+
+    Lines that differ from earlier ones by digits alone are not looked at again, but for those at the end: 640 patterns
+    take 160 s for a gigabyte, and training writes the same line a million times.
+    """
+    found, seen, counts = Scan(), set[bytes](), Counter[Pattern]()
     tail: deque[bytes] = deque()
     for text, until, first_line in _windows(file, found):
-        block = _Block(text, until, first_line)
-        for anchor, those in by_anchor.items():
-            for place in block.places(anchor, tries):
-                line = block.line(place)
-                for number, pattern in those:
-                    if counts[number] < _MOST_MATCHES and not line.source and pattern.expression.search(line.text):
-                        counts[number] += 1
-                        found.matches.append(block.match(place, line, pattern))
-        for place in block.places(b"Traceback (most recent call last)", tries):
-            found.exceptions += block.exception(place)
+        window = _Window(text, text.count(b"\n", 0, until), first_line)
+        _look(window, window.fresh(seen), found, counts)
         tail.append(text[:until])
         while len(tail) > 1 and sum(map(len, tail)) - len(tail[0]) > _TAIL_BYTES:
             tail.popleft()
-    end = b"".join(tail)[-_TAIL_BYTES:].split(b"\n")
-    found.tail = [line_of(found.lines - len(end) + place + 1, raw) for place, raw in enumerate(end) if raw.strip()]
-    found.matches.sort(key=lambda match: match.line.number)
+    end = b"".join(tail)[-_TAIL_BYTES:]
+    window = _Window(end, end.count(b"\n") + 1, found.lines - end.count(b"\n"))
+    _look(window, window.fresh(set()), found, Counter())
+    found.tail = [line for place in range(window.count) if (line := window.line(place)).text]
+    found.matches = sorted(set(found.matches), key=lambda match: (match.line.number, match.cause))
+    return found
+
+
+def _look(window: "_Window", fresh: Sequence[int], found: Scan, counts: Counter[Pattern]) -> None:
+    """Search lines of a window for what tells of causes, and the window for tracebacks."""
+    text = b"\n".join(window.raw(place) for place in fresh)
+    starts = list(accumulate((len(window.raw(place)) + 1 for place in fresh), initial=0))
+    for anchor, those in _by_anchor().items():
+        at = text.find(anchor)
+        while at >= 0:
+            index = bisect_right(starts, at) - 1
+            line = window.line(fresh[index])
+            for pattern in those if not line.source else ():
+                if counts[pattern] < _MOST_MATCHES and pattern.expression.search(line.text):
+                    counts[pattern] += 1
+                    found.matches.append(window.match(fresh[index], pattern))
+            at = text.find(anchor, starts[index + 1])
+    found.exceptions += window.exceptions()[: max(0, _MOST_TRACEBACKS - len(found.exceptions))]
+
+
+@cache
+def _by_anchor() -> dict[bytes, list[Pattern]]:
+    found: dict[bytes, list[Pattern]] = {}
+    for pattern in patterns():
+        for anchor in pattern.anchors:
+            found.setdefault(anchor, []).append(pattern)
     return found
 
 
@@ -123,48 +148,50 @@ class NotText(Exception):
     """A file of bytes that are no log."""
 
 
-class _Block:
-    """A window of the log, by places of bytes."""
+class _Window:
+    """Lines of the log that are looked at together, and some that follow them."""
 
-    def __init__(self, text: bytes, until: int, first_line: int) -> None:
-        self._text = text
-        self._until = until
-        self._first_line = first_line
-        self._counted = 0, first_line
+    def __init__(self, text: bytes, count: int, first_line: int) -> None:
+        self._lines = text.split(b"\n")
+        self._first = first_line
+        self.count = min(count, len(self._lines))
 
-    def places(self, anchor: bytes, tries: Counter[bytes]) -> Iterator[int]:
-        """Beginnings of the lines that hold a text."""
-        place = self._text.find(anchor, 0, self._until)
-        while place >= 0 and tries[anchor] < _MOST_TRIES:
-            tries[anchor] += 1
-            yield self._text.rfind(b"\n", 0, place) + 1
-            end = self._text.find(b"\n", place, self._until)
-            place = self._text.find(anchor, end, self._until) if end >= 0 else -1
+    def raw(self, place: int) -> bytes:
+        """A line as it stands there, cut where nobody would read on."""
+        return self._lines[place][:_LONGEST]
 
-    def line(self, start: int) -> Line:
-        """The line that begins there."""
-        place, number = self._counted if self._counted[0] <= start else (0, self._first_line)
-        number += self._text.count(b"\n", place, start)
-        self._counted = start, number
-        end = self._text.find(b"\n", start)
-        return line_of(number, self._text[start : end if end >= 0 else len(self._text)])
+    def line(self, place: int) -> Line:
+        """A line."""
+        return line_of(self._first + place, self.raw(place))
 
-    def match(self, start: int, line: Line, pattern: Pattern) -> Match:
+    def fresh(self, seen: set[bytes]) -> list[int]:
+        """Lines whose like has not been seen; adds them to `seen`."""
+        if len(seen) > _MOST_SEEN:
+            seen.clear()
+        found = []
+        for place, raw in enumerate(self._lines[: self.count]):
+            like = raw.translate(None, b"0123456789.")
+            if like not in seen:
+                seen.add(like)
+                found.append(place)
+        return found
+
+    def match(self, place: int, pattern: Pattern) -> Match:
         """A match with what is around it."""
-        before = self._text[max(0, start - _AFTER_BYTES) : start].split(b"\n")[-_BEFORE_LINES - 1 : -1]
-        end = self._text.find(b"\n", start)
-        after = self._text[end + 1 : end + 1 + _AFTER_BYTES].split(b"\n")[:_AFTER_LINES] if end >= 0 else []
-        return Match(
-            pattern.cause, pattern.strength, min(map(len, pattern.anchors)), line,
-            tuple(line_of(line.number - len(before) + place, raw) for place, raw in enumerate(before)),
-            tuple(line_of(line.number + 1 + place, raw) for place, raw in enumerate(after)),
-        )  # fmt: skip
+        before = tuple(map(self.line, range(max(0, place - _BEFORE_LINES), place)))
+        after = tuple(map(self.line, range(place + 1, min(len(self._lines), place + 1 + _AFTER_LINES))))
+        specific = min(map(len, pattern.anchors))
+        return Match(pattern.cause, pattern.strength, specific, self.line(place), before, after)
 
-    def exception(self, start: int) -> list[Match]:
-        """The line that ends a traceback, of the same rank."""
-        head = self.match(start, self.line(start), _TRACEBACK)
-        for place, line in enumerate(head.after):
-            own = line.prefix == head.line.prefix or not line.prefix
-            if own and EXCEPTION.match(line.text):
-                return [Match("unknown", "vague", 0, line, head.after[:place], head.after[place + 1 :])]
-        return []
+    def exceptions(self) -> list[Match]:
+        """The lines that end tracebacks, each of the rank that wrote it."""
+        found = []
+        begins = (place for place, raw in enumerate(self._lines[: self.count]) if b"Traceback (most recent" in raw)
+        for place in islice(begins, _MOST_TRACEBACKS):
+            head = self.match(place, _TRACEBACK)
+            for number, line in enumerate(head.after):
+                if line.prefix in (head.line.prefix, "") and EXCEPTION.match(line.text):
+                    rest = self.match(place + 1 + number, _TRACEBACK)
+                    found.append(replace(rest, before=head.after[:number]))
+                    break
+        return found
