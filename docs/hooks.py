@@ -9,13 +9,32 @@ from mkdocs.structure.files import File, Files
 from hotloop.core.job import Job, TokensTask
 from hotloop.core.job_file import known_keys
 from hotloop.doctor.finding import GROUPS, Known, catalogue
+from hotloop.explain.causes import Cause, causes
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each finding of the doctor."""
+    """Add a page for each finding of the doctor, and for each cause of failures."""
     for known in catalogue().values():
         files.append(File.generated(config, f"findings/{known.id}.md", content=finding_page(known)))
+    for cause in causes().values():
+        files.append(File.generated(config, f"causes/{cause.id}.md", content=cause_page(cause)))
     return files
+
+
+def cause_page(cause: Cause) -> str:
+    """What a cause means and what to type."""
+    told = f"*{cause.area or 'any'}, `hotloop explain`*"
+    seen = ", ".join(f"[`{id_}`](../findings/{id_}.md)" for id_ in cause.findings)
+    machine = f"\n`hotloop doctor` tells whether a machine has it: {seen}\n" if seen else ""
+    page = f"# {cause.id}\n\n**{cause.title}.**\n\n{told}\n\n{cause.why}\n\n```console\n{cause.fix}\n```\n"
+    return page + machine
+
+
+def cause_table() -> str:
+    """Every cause of failures."""
+    lines = ["| id | area | |", "|---|---|---|"]
+    lines += [f"| [`{one.id}`](causes/{one.id}.md) | {one.area} | {one.title} |" for one in causes().values()]
+    return "\n".join(lines)
 
 
 def finding_page(known: Known) -> str:
@@ -25,8 +44,11 @@ def finding_page(known: Known) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the tables of job keys and of findings where a page asks for them."""
-    return markdown.replace("<!-- job keys -->", job_keys()).replace("<!-- findings -->", findings())
+    """Put the tables of job keys, findings and causes where a page asks for them."""
+    for mark, table in {"job keys": job_keys, "findings": findings, "causes": cause_table}.items():
+        if f"<!-- {mark} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {mark} -->", table())
+    return markdown
 
 
 def findings() -> str:

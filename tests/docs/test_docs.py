@@ -23,6 +23,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert "learning_rate" in job
     assert "--resume" in (tmp_path / "reference/cli/index.html").read_text()
     assert "state_dict" in (tmp_path / "reference/library/index.html").read_text()
+    assert "--shm-size" in (tmp_path / "causes/dataloader-shm/index.html").read_text()
     assert "fuser -v" in (tmp_path / "findings/gpu-memory-held/index.html").read_text()
 
 
@@ -111,14 +112,15 @@ def test_which_torch_is_answered_as_the_page_says() -> None:
         assert done.stdout == expected
 
 
-def test_the_doctor_says_what_the_page_says() -> None:
-    page = (REPOSITORY / "docs/doctor.md").read_text()
-    command, expected = re.findall(r"```console\n\$ hotloop (doctor .*)\n((?:.*\n)*?)```", page)[0]
+@pytest.mark.parametrize(("command", "code"), [("doctor", 1), ("explain", 0)])
+def test_what_is_wrong_is_told_as_the_page_says(command: str, code: int) -> None:
+    page = (REPOSITORY / f"docs/{command}.md").read_text()
+    arguments, expected = re.findall(rf"```console\n\$ hotloop ({command} .*)\n((?:.*\n)*?)```", page)[0]
     done = subprocess.run(
-        [sys.executable, "-m", "hotloop", *command.split()],
+        [sys.executable, "-m", "hotloop", *arguments.split()],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, expected)
+    assert (done.returncode, done.stdout) == (code, expected)
 
 
 def test_the_readmes_table_is_what_was_measured() -> None:

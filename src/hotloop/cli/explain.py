@@ -27,7 +27,7 @@ _FIX = "hotloop explain LOG"
 @click.option("--no-machine", is_flag=True, help="Join it with no machine: the log is from elsewhere.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def explain(log: str, machine: Path | None, no_machine: bool, as_json: bool) -> None:
-    """Say what ended a run, from its log or traceback, and what to type.
+    """Say what ended a run, from its log, and what to type.
 
     The first cause is looked for, not the last line; logs of several ranks may be mixed. Reads standard input without
     FILE.

@@ -10,21 +10,21 @@ from hotloop.explain.memory import refined
 from hotloop.explain.scan import EXCEPTION, Match, Scan
 
 _POINTS: dict[Strength, float] = {"sure": 3.0, "likely": 2.0, "vague": 1.0}
-_WARNED, _QUIET, _RECOVERED, _UNKNOWN = 1.6, 0.5, 0.8, 1.2
+_WARNED, _QUIET, _HANDLED, _RECOVERED, _UNKNOWN = 1.6, 0.5, 2.5, 0.8, 1.2
 _GOES_ON = 8
 """So many lines of progress after a line: it may have been dealt with, or they were buffered when it was written."""
 _CONFIDENCE = {3.0: 0.95, 2.0: 0.75, 1.0: 0.45}
 _BAD = re.compile(
-    r"Traceback \(most|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception)\b"
-    r"|\b(?:[Ff]ailed|FAILED|[Ff]atal|Killed|Aborted)\b|core dumped|Segmentation|Terminated|CANCELLED|\berror:"
-    r"|Error 1\b|Out Of Memory|[Bb]ack-?off|\bERROR\b|exitcode *: *-?[1-9]|Interrupt|\bnan\b|panic"
+    r"Traceback \(most|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception)\b|core dumped|Segmentation|\berror:|Error 1\b"
+    r"|\b(?:[Ff]ailed(?! to improve)|FAILED|[Ff]atal|Killed|Aborted|Terminated|CANCELLED|ERROR)\b|Out Of Memory"
+    r"|[Bb]ack-?off|exitcode *: *-?[1-9]|Interrupt|\bnan\b|panic"
 )
 _CODE = re.compile(r"(?:finished|ended|failed) with [1-9]|exit(?:ed)?(?: with)?(?: exit)? (?:code|status):? [1-9]")
 _GOOD = re.compile(
     r"\b(?:train(?:ing|er)?|run|jobs?|experiment|fine-?tun\w+|script|all|evaluation|fit|stage|pipeline)\b.{0,40}"
     r"\b(?:finished|completed?|done|succeeded|successful(?:ly)?|ended)\b|\b(?:done|finished|completed?|succeeded)\b"
     r"|sav(?:e|ed|ing) (?:the )?(?:final|best|model|last)|model saved|best (?:val|acc|score)|max_epochs=\d+. reached"
-    r"|\bexit(?:ed)?(?: with)? (?:code|status)? ?0\b",
+    r"|\b\d+ passed\b|\bexit(?:ed)?(?: with)? (?:code|status)? ?0\b",
     re.IGNORECASE,
 )
 _LAST_LINES = 40
@@ -50,7 +50,10 @@ class Found:
 def decide(scan: Scan) -> list[Found]:
     """The causes that the log tells of, the first one first; none for a run that ended well."""
     well = ended_well(scan.tail)
-    scored = [(points(match, well=well), match) for match in scan.matches]
+    silent = not any(map(_is_bad, scan.tail[-_LAST_LINES:]))
+    scored = [
+        (0.0 if silent and match.strength == "vague" else points(match, well=well), match) for match in scan.matches
+    ]
     best: dict[str, tuple[float, Match]] = {}
     for score, match in scored:
         known = best.get(match.cause)
@@ -75,7 +78,7 @@ def points(match: Match, *, well: bool) -> float:
     cause = causes()[match.cause]
     score = _POINTS[match.strength]
     if cause.quiet and not EXCEPTION.match(match.line.text):
-        return score - _QUIET
+        return score - _QUIET - (_HANDLED if match.line.handled else 0.0)
     if well:
         return 0.0
     if match.line.warns:

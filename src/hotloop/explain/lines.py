@@ -21,10 +21,10 @@ _PREFIX = re.compile(
 )
 _MOST_PREFIXES = 4
 _LONGEST = 4000
-_WARNS = re.compile(
-    r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4} |\[W[ \d]|^W\d{4}|\bINFO\b|\bDEBUG\b|retry(?:ing)?\b|retries|attempt \d"
-    r"|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)|not critical|harmless|non-?fatal"
-    r"|[Cc]ontinuing|keeping "
+_LEVEL = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4}|\[W[ \d]|\bINFO\b|\bDEBUG\b")
+_HANDLED = re.compile(
+    r"retry(?:ing)?\b|retries|attempt \d|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)"
+    r"|not critical|harmless|non-?fatal|[Cc]ontinuing|keeping "
 )
 _TOLD_IN_WARNINGS = re.compile(r"CUDA initialization|is not compatible with the current PyTorch")
 """By torch, when it cannot use the GPU."""
@@ -51,9 +51,15 @@ class Line:
     text: str
 
     @property
+    def handled(self) -> bool:
+        """Whether it says that something was dealt with."""
+        return bool(_HANDLED.search(self.text))
+
+    @property
     def warns(self) -> bool:
         """Whether it says that it is no failure."""
-        return bool(_WARNS.search(self.prefix + self.text)) and not _TOLD_IN_WARNINGS.search(self.text)
+        level = bool(_LEVEL.search(self.prefix + self.text)) and not _TOLD_IN_WARNINGS.search(self.text)
+        return level or self.handled
 
     @property
     def source(self) -> bool:

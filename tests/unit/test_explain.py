@@ -1,0 +1,169 @@
+"""The first cause of failures, from logs."""
+
+import io
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recordings import RECORDINGS, changed
+
+from hotloop.doctor.examine import examine
+from hotloop.explain import scan as scanning
+from hotloop.explain.causes import anchors, causes, patterns
+from hotloop.explain.decide import decide
+from hotloop.explain.lines import line_of
+from hotloop.explain.report import explained
+from hotloop.explain.scan import NotText, scan
+
+LOGS = Path(__file__).parents[1] / "logs"
+FOLDERS = sorted(folder.name for folder in LOGS.iterdir() if folder.is_dir())
+IDS = {known for id_ in causes() for known in causes()[id_].findings}
+
+
+def listed(folder: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = tomllib.loads((LOGS / folder / "corpus.toml").read_text())["log"]
+    return found
+
+
+def first(raw: bytes) -> str:
+    found = decide(scan(io.BytesIO(raw)))
+    return found[0].id if found else "healthy"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_first_cause_of_each_log_is_named(folder: str) -> None:
+    wrong = [
+        (log["file"], log["cause"], got)
+        for log in listed(folder)
+        if (got := first((LOGS / folder / log["file"]).read_bytes())) != log["cause"]
+    ]
+    assert wrong == []
+
+
+def test_the_corpus_is_what_was_promised() -> None:
+    logs = [log for folder in FOLDERS for log in listed(folder)]
+    assert len(logs) >= 150
+    assert {log["cause"] for log in logs} >= set(causes()) - {"unknown"}
+    assert sum(log["cause"] == "healthy" for log in logs) >= 15
+    assert sum(bool(log["features"]) for log in logs) > len(logs) / 3
+    for folder in FOLDERS:
+        assert {log["file"] for log in listed(folder)} == {path.name for path in (LOGS / folder).glob("*.log")}
+
+
+@pytest.mark.parametrize("block", [5_000, 40_000])
+def test_a_log_that_is_read_in_small_pieces_says_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "_BLOCK", block)
+    for log in listed("composed"):
+        assert first((LOGS / "composed" / log["file"]).read_bytes()) == log["cause"], log["file"]
+
+
+def test_the_first_rank_to_fail_is_found_among_a_million_lines(tmp_path: Path) -> None:
+    oom = b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    late = b"[rank0]: [E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL\n"
+    raw = b"".join(b"step %d loss 0.5 throughput 812.4\n" % number for number in range(1_000_000)) + oom + late * 500
+    found = decide(scan(io.BytesIO(raw)))
+    assert [one.id for one in found] == ["cuda-out-of-memory", "nccl-timeout"]
+    assert found[0].evidence[0].number == 1_000_001
+    assert found[0].evidence[0].prefix == "[rank3]: "
+
+
+def test_other_encodings_are_read_and_bytes_are_refused() -> None:
+    text = "epoch 1\r\nRuntimeError: CUDA error: no kernel image is available for execution on the device\r\n"
+    assert first(text.encode("utf-16")) == "cuda-no-kernel-image"
+    assert first(text.encode("latin-1") + b"\xff\xfe caf\xe9\n") == "cuda-no-kernel-image"
+    with pytest.raises(NotText):
+        first(b"\x7fELF\0\0\0\0" * 1000)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@given(st.data())
+def test_what_a_pattern_matches_holds_one_of_its_anchors(data: st.DataObject) -> None:
+    pattern = data.draw(st.sampled_from(patterns()))
+    text = data.draw(st.from_regex(pattern.expression, alphabet=st.characters(codec="ascii")))
+    assert any(anchor.decode() in text for anchor in pattern.anchors), text
+
+
+def test_patterns_without_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="no literal part"):
+        anchors(r"\w+ \d+|error")
+    assert anchors(r"(?:killed|ended) by signal \d+") == (" by signal ",)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("[rank3]: RuntimeError: x", "RuntimeError: x"),
+        ("[default0]:[rank0]: RuntimeError: x", "RuntimeError: x"),
+        ("12: RuntimeError: x", "RuntimeError: x"),
+        ("(RayTrainWorker pid=13332) RuntimeError: x", "RuntimeError: x"),
+        ("\x1b[36m(RayTrainWorker pid=13332)\x1b[0m RuntimeError: x", "RuntimeError: x"),
+        ("2025-09-16T09:58:33.027819447Z [rank10]: RuntimeError: x", "RuntimeError: x"),
+        ("trainer-1  | RuntimeError: x", "RuntimeError: x"),
+        ("Aug 11 05:00:05 node-1 nightly[70188]: RuntimeError: x", "RuntimeError: x"),
+        ("[1,3]<stderr>:RuntimeError: x", "RuntimeError: x"),
+        ("RuntimeError: [rank3]: x", "RuntimeError: [rank3]: x"),
+    ],
+)
+def test_what_launchers_put_before_a_line_is_taken_off(raw: str, text: str) -> None:
+    assert line_of(1, raw.encode()).text == text
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of 80.00 GiB"
+)
+OOM += (
+    " of which {free} GiB is free. {other}Including non-PyTorch memory, this process has {ours} GiB memory in use. Of"
+)
+OOM += (
+    " the allocated memory {used} GiB is allocated by PyTorch, and {idle} GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cause"),
+    [
+        ({"asked": 4, "free": 1, "other": "", "ours": 78, "used": 76, "idle": 1}, "cuda-out-of-memory"),
+        ({"asked": 4, "free": 1, "other": "", "ours": 78, "used": 60, "idle": 17}, "cuda-oom-fragmentation"),
+        ({"asked": 4, "free": 1, "other": "Process 7 has 70 GiB memory in use. ", "ours": 9, "used": 7, "idle": 1},
+         "cuda-oom-other-process"),
+        ({"asked": 4, "free": 1, "other": "", "ours": 9, "used": 7, "idle": 1}, "cuda-oom-other-process"),
+    ],
+)  # fmt: skip
+def test_out_of_memory_is_told_apart_by_its_numbers(sizes: dict[str, object], cause: str) -> None:
+    found = decide(scan(io.BytesIO(OOM.format(**sizes).encode())))
+    assert found[0].id == cause
+    assert "GiB" in found[0].notes[0]
+
+
+def test_a_cause_is_joined_with_what_the_machine_has() -> None:
+    raw = b"RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that dataloader's"
+    raw += b" workers are out of shared memory. Please try to raise your shared memory limit.\n"
+    found = decide(scan(io.BytesIO(raw)))
+    small = changed(RECORDINGS["docker"], {"limits.shm_bytes": 64 << 20})
+    told = explained(found, lambda: small)[0]
+    assert told.id == "dataloader-shm"
+    assert "64.0 MiB" in told.machine[0]
+    assert explained(found, lambda: RECORDINGS["docker"])[0].machine == ()
+    assert explained(found, None)[0].machine == ()
+
+
+def test_findings_that_causes_name_are_the_doctors() -> None:
+    from hotloop.doctor.finding import catalogue
+
+    assert set(catalogue()) >= IDS
+    assert examine(RECORDINGS["no GPU"])
+
+
+def test_an_error_that_is_not_known_says_where_it_is_from() -> None:
+    raw = b"""Traceback (most recent call last):
+  File "/home/ml/train.py", line 12, in <module>
+    main()
+  File "/opt/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 700, in __next__
+    data = self._next_data()
+acme.PlumbusError: the plumbus is not calibrated
+"""
+    told = explained(decide(scan(io.BytesIO(raw))), None)
+    assert [(one.id, one.area) for one in told] == [("unknown", "data loading")]
+    assert told[0].evidence[0][1] == "acme.PlumbusError: the plumbus is not calibrated"
