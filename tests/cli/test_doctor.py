@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,28 @@ def test_options_that_do_not_go_together_are_told(hotloop: Command, saved: Path)
     assert "is no folder" in hotloop("doctor", "--data", "nowhere", expect=2).err
     assert "cannot write" in hotloop("doctor", "--machine", str(saved), "--save", "/no/where.json", expect=2).err
     assert "cannot read" in hotloop("doctor", "--machine", "absent.json", expect=2).err
+
+
+def test_no_secret_is_read(hotloop: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "SLURM_JWT": "eyJhbGciOiJIUzI1NiJ9", "TF_VAR_pass": "hunter2", "NCCL_AUTH": "hunter2", "TORCH_X": "ghp_abcdefghij",
+        "CUDA_PROXY": "https://ml:hunter2@proxy", "TORCH_TOKEN": "hunter2",
+    }  # fmt: skip
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    done = hotloop("doctor", "--json", timeout=120)
+    assert json.loads(done.out)["machine"]["environment"]["OMP_NUM_THREADS"] == "2"
+    for value in secrets.values():
+        assert value not in done.out
+
+
+def test_bytes_that_are_no_text_are_saved_as_something_else(hotloop: Command, tmp_path: Path) -> None:
+    monkey = {**os.environ, "LD_LIBRARY_PATH": os.fsdecode(b"/opt/\xff")}
+    command = [sys.executable, "-m", "hotloop", "doctor", "--save", str(tmp_path / "m.json"), "--json"]
+    done = subprocess.run(command, env=monkey, capture_output=True, timeout=120)
+    assert done.returncode in (0, 1), done.stderr
+    hotloop("doctor", "--machine", str(tmp_path / "m.json"))
 
 
 def reader(folder: Path, name: str, text: str) -> None:

@@ -10,7 +10,7 @@ def _xid(number: int) -> tuple[dict[str, object], ...]:
     return ({"number": number, "bus_id": _XID["bus_id"], "line": _XID["line"].format(number)},)
 
 
-_RDMA = {"name": "mlx5_0:1", "rate": "400 Gb/sec (4X NDR)"}
+_RDMA = {"name": "mlx5_0:1", "kind": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}
 _CUDNN = {"name": "libcudnn", "expected": "/opt/venv/lib/libcudnn.so.9", "expected_version": "9.19.0.56"}
 _RATE = {"name": "matrix product, bf16", "gpu": 0, "unit": "TFLOP/s"}
 _ROOT_CACHE = {"path": "/home/ml/.cache", "role": "cache", "file_system": "ext4", "kind": "ssd"}
@@ -26,15 +26,18 @@ OF_BARE_METAL: dict[str, Changes] = {
     "nvml-driver-mismatch": {"driver.version": "", "driver.error": "Driver/library version mismatch", "gpus": (),
                              "pairs": ()},
     "device-files-missing": _NO_FILES,
-    "permission-denied-device": {"driver.device_files.4.usable": False, "driver.device_files.4.error": "Not permitted"},
+    "permission-denied-device": {"driver.device_files.4.usable": False,
+                                 "driver.device_files.4.error": "Operation not permitted"},
     "nvml-failed": {"driver.version": "", "driver.error": "Unknown Error", "gpus": (), "pairs": ()},
+    "device-file-failed": {"driver.device_files.2.usable": False, "driver.device_files.2.error": "Input/output error"},
+    "kernel-log-closed": {"kernel_log": False},
     "gpu-lost": {"gpus.1.error": _LOST},
     "gpu-not-seen": {"driver.on_bus": 3},
     "fabric-manager": {"gpus.0.fabric": "not started"},
     "cuda-driver-too-old": {"driver.version": "535.104.05", "driver.module": "535.104.05"},
     "driver-limited": {"driver.version": "580.20", "driver.module": "580.20"},
     "card-driver-branch": {"driver.version": "470.256.02", "driver.module": "470.256.02"},
-    "cuda-forward-compat": {"driver.libcuda": "/usr/local/cuda/compat/libcuda.so.550.54.15"},
+    "cuda-forward-compat": {"driver.libcuda": "/usr/local/cuda/compat/libcuda.so.550.54.15", "torch.available": False},
     "gpu-ecc": {"gpus.0.ecc_uncorrected": 2},
     "row-remap-failed": {"gpus.0.rows_failed": True},
     "row-remap-pending": {"gpus.0.rows_pending": True},
@@ -104,7 +107,7 @@ OF_BARE_METAL: dict[str, Changes] = {
     "memory-limit": {"memory.limit_bytes": 32 << 30},
     "memory-short": {"memory.available_bytes": 1 << 30},
     "disk-full": {"folders.0.free_bytes": 1 << 20},
-    "disk-nearly-full": {"folders.1.free_bytes": 5 << 30, "folders.1.total_bytes": 1 << 41},
+    "disk-nearly-full": {"folders.1.free_bytes": 5 << 30, "folders.1.total_bytes": 1 << 41, "folders.1.device": 7},
     "no-inodes": {"folders.0.free_files": 12},
     "folder-not-writable": {"folders": ({**_ROOT_CACHE, "total_bytes": 1 << 40, "free_bytes": 1 << 39,
                                          "writable": False},)},
@@ -113,7 +116,7 @@ OF_BARE_METAL: dict[str, Changes] = {
     "data-on-hdd": {"folders": ({**_DATA, "kind": "hdd"},)},
     "data-on-network": {"folders": ({**_DATA, "kind": "network", "file_system": "nfs4"},)},
     "rdma-down": {"rdma": ({**_RDMA, "state": "down"},)},
-    "rdma-port-down": {"rdma": ({**_RDMA, "state": "active"}, {"name": "mlx5_1:1", "state": "init"})},
+    "rdma-port-down": {"rdma": ({**_RDMA, "state": "active"}, {**_RDMA, "name": "mlx5_1:1", "state": "init"})},
     "nccl-ib-disabled": {"rdma": ({**_RDMA, "state": "active"},), "environment.NCCL_IB_DISABLE": "1"},
     "peermem-missing": {"rdma": ({**_RDMA, "state": "active"},), "system.modules": ("ib_core", "nvidia")},
     "socket-interface-missing": {"environment.NCCL_SOCKET_IFNAME": "ib9"},
@@ -153,9 +156,9 @@ OF_BARE_METAL: dict[str, Changes] = {
 """By the finding's id, from the recording "bare metal"."""
 
 OF_DOCKER: dict[str, Changes] = {
-    "docker-no-gpu-runtime": {"driver.version": "", "driver.module": "", "gpus": (), "pairs": (), **_NO_FILES,
+    "docker-no-gpu-runtime": {"driver.version": "", "gpus": (), "pairs": (), **_NO_FILES,
                               "driver.error": "NVML Shared Library Not Found"},
-    "container-capabilities": {"environment.NVIDIA_DRIVER_CAPABILITIES": "utility"},
+    "container-capabilities": {"environment.NVIDIA_DRIVER_CAPABILITIES": "utility", "driver.libcuda": ""},
     "container-socket": {"security.container_socket": "/var/run/docker.sock"},
     "container-privileged": {"system.effective_capabilities": 0x1FFFFFFFFFF},
     "container-root": {"system.user_id": 0},

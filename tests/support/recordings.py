@@ -77,8 +77,17 @@ def _recordings() -> dict[str, MachineRecord]:
     wsl_card = rtx[0] | dict.fromkeys(_WSL_GONE, None)
     no_gpu = load_record(_FOLDER / "no_gpu.json")
     amd = {"driver.amd": 8, "system.modules": ("amdgpu",), "torch.version": "2.14.1+rocm7.2", "torch.cuda": ""}
+    closed = [
+        {"path": f"/dev/nvidia{n}", "usable": n < 2, "error": "" if n < 2 else "Operation not permitted"}
+        for n in range(8)
+    ]
+    shared = (*bare.model_dump()["driver"]["device_files"][:2], *closed, {"path": "/dev/nvidiactl", "usable": True})
+    ethernet = ({"name": "mlx5_0:1", "state": "down", "rate": "25 Gb/sec (1X EDR)", "kind": "Ethernet"},)
     slurm = {"SLURM_JOB_ID": "812", "CUDA_VISIBLE_DEVICES": "0,1", **bare.environment}
-    ports = tuple({"name": f"mlx5_{n}:1", "state": "active", "rate": "400 Gb/sec (4X NDR)"} for n in range(4))
+    ports = tuple(
+        {"name": f"mlx5_{n}:1", "state": "active", "rate": "400 Gb/sec (4X NDR)", "kind": "InfiniBand"}
+        for n in range(4)
+    )
     return {
         "bare metal": bare,
         "workstation": changed(bare, {"gpus": rtx, "pairs": ({"first": 0, "second": 1, "path": "phb", "peer_read":
@@ -89,6 +98,9 @@ def _recordings() -> dict[str, MachineRecord]:
                                          "memory.limit_bytes": 200 << 30, "memory.oom_kills": 0}),
         "Slurm node": changed(bare, {"system.scheduler": "slurm", "environment": slurm, "rdma": ports,
                                      "system.modules": ("ib_core", "nvidia", "nvidia_uvm", "nvidia_peermem")}),
+        "Slurm job with some of the cards": changed(bare, {"system.scheduler": "slurm", "driver.on_bus": 8,
+                                                           "driver.device_files": shared}),
+        "a network card that could do RDMA": changed(bare, {"rdma": ethernet, "limits.memlock_bytes": 8 << 20}),
         "WSL": changed(bare, {**wsl, "gpus": (wsl_card,)}),
         "MIG": _mig(bare),
         "vGPU": _vgpu(bare),

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.cli.terminal import show
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
     from hotloop.doctor.finding import Finding
     from hotloop.doctor.record import MachineRecord
 
-_SIGNS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "note": ("·", "cyan"), "": ("✓", "green")}
+_NO_FOLDER = ("No such file or directory", "Not a directory")
+_SIGNS = {
+    "error": ("✗", "red"),
+    "warning": ("!", "yellow"),
+    "note": ("·", "cyan"),
+    "": ("✓", "green"),
+    "unknown": ("?", "yellow"),
+}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,17 +47,14 @@ def doctor(
     if machine and (deep or data):
         option = "--deep" if deep else "--data"
         raise InputError(f"{option} needs the machine itself", "--machine names a record", f"leave {option} out")
-    for folder in data:
-        if not folder.is_dir():
-            raise InputError(f"--data {folder} is no folder", "data lies in a folder", "hotloop doctor --data FOLDER")
     record = load_record(machine) if machine else _read(data, deep=deep)
-    if save:
-        _save(record, save)
     findings = examine(record)
     if as_json:
         click.echo(json.dumps({"findings": [asdict(one) for one in findings], "machine": record.model_dump()}))
     else:
-        click.echo("\n".join(_page(record, findings, verbose=verbose)))
+        show("\n".join(_page(record, findings, verbose=verbose)))
+    if save:
+        _save(record, save)
     return int(any(one.level == "error" for one in findings))
 
 
@@ -58,6 +63,9 @@ def _read(data: Sequence[Path], *, deep: bool) -> "MachineRecord":
     from hotloop.doctor.read import read_record
 
     record = read_record(data, rates=bool(data))
+    for folder in record.folders:
+        if folder.role == "data" and folder.error in _NO_FOLDER:
+            raise InputError(f"--data {folder.path} is no folder", folder.error, "hotloop doctor --data FOLDER")
     return probe(record, lambda line: click.echo(f"trying {line}", err=True)) if deep else record
 
 
@@ -73,6 +81,7 @@ def _save(record: "MachineRecord", path: Path) -> None:
 
 def _page(record: "MachineRecord", findings: Sequence["Finding"], *, verbose: bool) -> list[str]:
     """Groups with a sign each; what was found below them."""
+    from hotloop.doctor.examine import READERS
     from hotloop.doctor.finding import GROUPS, LEVELS, catalogue
     from hotloop.doctor.summary import summary
 
@@ -85,6 +94,8 @@ def _page(record: "MachineRecord", findings: Sequence["Finding"], *, verbose: bo
             continue
         worst = min((one.level for one in found), key=LEVELS.index, default="")
         shown = "" if worst == "note" else worst
+        if not shown and READERS.get(group, set()) & set(record.unread):
+            shown = "unknown"
         lines.append(f"{_sign(shown)} {click.style(name, bold=True)}  {told.get(group, '')}".rstrip())
         if verbose and group == "probes":
             lines += [f"    {line}" for line in told["rates"].splitlines()]

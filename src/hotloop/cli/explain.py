@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from hotloop.cli.terminal import show
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def explain(log: str, machine: Path | None, no_machine: bool, as_json: bool) -> 
         ]
         click.echo(json.dumps({"causes": causes, "lines": seen.lines, "bytes": seen.size}))
     else:
-        click.echo("\n".join(_page(told, seen.lines)))
+        show("\n".join(_page(told, seen.lines)))
 
 
 @contextmanager

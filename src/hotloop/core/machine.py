@@ -59,6 +59,11 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 def usable_cpus(root: Path = Path("/")) -> int:
     """Processors this process may use: a container's quota counts, not only the cores that are visible."""
+    return max(1, int(cpu_quota(root)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """The same with parts of processors."""
     cpus = float(len(os.sched_getaffinity(0)))
     for group in _cgroups(root):
         quota, _, period = _read(group / "cpu.max").partition(" ")
@@ -67,7 +72,7 @@ def usable_cpus(root: Path = Path("/")) -> int:
         quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():
             cpus = min(cpus, int(quota) / int(period))
-    return max(1, int(cpus))
+    return cpus
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:

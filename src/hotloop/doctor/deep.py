@@ -5,23 +5,25 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hotloop.doctor.expect import expected
+from hotloop.doctor.read import own_module
 from hotloop.doctor.record import MachineRecord, Rate
 
 OF_A_GPU = ("kernels", "convolution", "triton", "ptx", "matrices", "memory", "copies")
 OF_ALL_GPUS = ("all_reduce",)
 OF_THE_HOST = ("decode", "disk")
 _PROBE_SECONDS = 30.0
-_START_SECONDS = 40.0
+_RANKS_SECONDS = 180.0
+"""For as many imports of torch as there are GPUs, and NCCL's start between them."""
+_END_SECONDS = 5.0
+_START_SECONDS = 60.0
 """For importing torch and making a context, on a busy host."""
 Tell = Callable[[str], None]
 
@@ -78,12 +80,9 @@ def _run(one: Set, tell: Tell) -> list[Rate]:
 
 
 def _start(gpu: str, names: Sequence[str]) -> "subprocess.Popen[str]":
-    source = str(Path(__file__).parents[2])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(  # noqa: S603 - this package's own modules
-        [sys.executable, "-P", "-m", "hotloop.doctor.probing", gpu, *names], text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
+        own_module("hotloop.doctor.probing", gpu, *names), text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 
 
@@ -99,19 +98,32 @@ def _follow(
             line = lines.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             rates.append(Rate(name=left.pop(0), gpu=number, error="no answer within its limit: it hangs"))
+            rates += [Rate(name=name, gpu=number, error="not tried after a hang") for name in left]
+            left.clear()
             return rates
         if not line:
-            code = process.wait()
+            with suppress(subprocess.TimeoutExpired):  # it may be held at its end
+                process.wait(_END_SECONDS)
+            code = process.returncode
             rates.append(Rate(name=left.pop(0), gpu=number, error=f"its process ended with code {code}"))
             return rates
-        said: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+        said = _said(line)
         if "began" in said:
-            until = time.monotonic() + _PROBE_SECONDS
+            ranks = said["began"] in OF_ALL_GPUS
+            until = time.monotonic() + (_RANKS_SECONDS if ranks else _PROBE_SECONDS)
             tell(f"GPU {gpu}: {said['began']}" if number is not None else said["began"])
         elif "ended" in said:
             left.remove(said["ended"])
             rates += _of(said, number)
     return rates
+
+
+def _said(line: str) -> dict[str, Any]:
+    """What a line tells; nothing if a library printed it."""
+    with suppress(ValueError):
+        said = json.loads(line)
+        return said if isinstance(said, dict) else {}
+    return {}
 
 
 def _of(said: dict[str, Any], gpu: int | None) -> list[Rate]:

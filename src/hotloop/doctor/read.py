@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,8 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hotloop import __version__
 from hotloop.core.files import user_cache
+from hotloop.doctor.readers import ANSWER
 from hotloop.doctor.record import MachineRecord
 
 _READ_SECONDS = 1.5
@@ -31,22 +33,27 @@ class Reader:
 
 
 def readers(data: Sequence[Path], *, rates: bool) -> dict[str, Reader]:
-    """What is read, by a name for messages.
+    """What is read, by a name for messages. Looks at nothing itself: a folder's server may be dead.
 
     Args:
         data: folders with data.
         rates: whether they are timed.
     """
-    places = {Path(tempfile.gettempdir()): "tmp", (user_cache() or Path("/")).parent: "cache", Path.cwd(): "runs"}
-    folders = [(path, role, "0") for path, role in places.items() if path.exists()]
-    folders += [(path.absolute(), "data", str(_READ_SECONDS if rates else 0)) for path in data]
+    places = {os.environ.get("TMPDIR") or "/tmp": "tmp"}  # noqa: S108 - looked at, not written to
+    cache = user_cache()
+    places |= {str(cache.parent): "cache"} if cache else {}
+    with suppress(OSError):  # the current folder may be gone
+        places[os.getcwd()] = "runs"
+    folders = [(path, role, "0") for path, role in places.items()]
+    folders += [(os.path.abspath(path), "data", str(_READ_SECONDS if rates else 0)) for path in data]
     return {
         "system": Reader("system"),
-        "nvml": Reader("nvml"),
+        "nvml": Reader("nvml", seconds=60.0),  # eight cards without persistence take half a minute to start
+        "devices": Reader("devices", seconds=60.0),
         "environment": Reader("environment"),
         "packages": Reader("packages"),
-        "torch": Reader("torch", seconds=60.0),
-        **{f"folder {path}": Reader("storage", (str(path), role, timed)) for path, role, timed in folders},
+        "torch": Reader("torch", seconds=90.0),
+        **{f"folder {path}": Reader("storage", (path, role, timed)) for path, role, timed in folders},
     }
 
 
@@ -57,10 +64,11 @@ Answers = Callable[[Mapping[str, Reader]], tuple[dict[str, Any], dict[str, str]]
 def by_processes(asked: Mapping[str, Reader]) -> tuple[dict[str, Any], dict[str, str]]:
     """Start all readers, each in a process, and take what they print; one past its limit is left behind."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="hotloop-doctor-") as folder:
-        processes = {name: _start(reader, Path(folder, str(n))) for n, (name, reader) in enumerate(asked.items())}
-        found, failed = {}, {}
-        for number, (name, process) in enumerate(processes.items()):
+    outputs = {name: os.memfd_create(reader.name) for name, reader in asked.items()}  # no disk: it may be full
+    found, failed = {}, {}
+    try:
+        processes = {name: _start(reader, outputs[name]) for name, reader in asked.items()}
+        for name, process in processes.items():
             left = asked[name].seconds - (time.monotonic() - started)
             try:
                 code = process.wait(max(0.0, left))
@@ -68,22 +76,39 @@ def by_processes(asked: Mapping[str, Reader]) -> tuple[dict[str, Any], dict[str,
                 _leave(process)
                 failed[name] = f"no answer within {asked[name].seconds:.0f} s"
                 continue
-            lines = Path(folder, str(number)).read_text(errors="replace").strip().splitlines()
-            try:
-                found[name] = json.loads(lines[-1])
-            except (IndexError, ValueError):
+            lines = _content(outputs[name]).splitlines()
+            answer = next((line for line in reversed(lines) if line.startswith(ANSWER)), None)
+            if answer is None:
                 failed[name] = f"ended with code {code}: {lines[-1] if lines else 'no output'}"[:300]
+            else:
+                found[name] = json.loads(answer.removeprefix(ANSWER))
+    finally:
+        for descriptor in outputs.values():
+            os.close(descriptor)
     return found, failed
 
 
-def _start(reader: Reader, output: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-m", "hotloop.doctor.readers", reader.name, *reader.arguments]
+def _start(reader: Reader, output: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # noqa: S603 - this package's own modules
+        own_module("hotloop.doctor.readers", reader.name, *reader.arguments),
+        stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+    )  # fmt: skip
+
+
+def own_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs one of this package's modules, from wherever it is imported here.
+
+    Its folder comes last: before the standard library, whatever else is installed beside it would hide that.
+    """
     source = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    with output.open("wb") as file:
-        return subprocess.Popen(  # noqa: S603 - this package's own modules
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
-        )  # fmt: skip
+    code = f"import runpy, sys; sys.path.append({source!r}); runpy.run_module({module!r}, run_name='__main__')"
+    return [sys.executable, "-P", "-c", code, *arguments]
+
+
+def _content(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read().decode(errors="replace")
 
 
 def _leave(process: "subprocess.Popen[bytes]") -> None:
@@ -103,17 +128,21 @@ def read_record(data: Sequence[Path] = (), *, rates: bool = False, answers: Answ
     """
     asked = readers(data, rates=rates)
     found, unread = answers(asked)
-    system, nvml = found.get("system", {}), found.get("nvml", {})
-    packages, environment = found.get("packages", {}), found.get("environment", {})
-    return MachineRecord.model_validate({
-        "hotloop": __version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **{key: value for key, value in system.items() if key != "driver"},
-        "driver": {**system.get("driver", {}), **nvml.get("driver", {})},
+    nvml = found.get("nvml", {})
+    parts = {
+        **found.get("system", {}),
+        "driver": {**found.get("devices", {}), **nvml.get("driver", {})},
         **{key: nvml[key] for key in ("gpus", "pairs") if key in nvml},
-        **packages,
-        **environment,
+        **found.get("packages", {}),
+        **found.get("environment", {}),
         "torch": found.get("torch"),
         "folders": [found[name] for name in asked if name.startswith("folder ") and name in found],
-        "unread": unread,
-    })  # fmt: skip
+    }
+    for name, part in list(parts.items()):  # one odd value costs its part alone
+        try:
+            MachineRecord.model_validate({name: part})
+        except ValidationError as error:
+            unread[name] = f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
+            del parts[name]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return MachineRecord.model_validate({"hotloop": __version__, "date": now, **parts, "unread": unread})

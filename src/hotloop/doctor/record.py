@@ -139,6 +139,8 @@ class Tenant(_Part):
     pid: int
     name: str = ""
     memory_bytes: int | None = None
+    graphics: bool = False
+    """It draws, and does not compute."""
 
 
 class Gpu(_Part):
@@ -196,7 +198,7 @@ class Gpu(_Part):
     processors: tuple[int, ...] = ()
     """Near the card."""
     fabric: str = ""
-    """"completed", "in progress", "not started" or "not supported"."""
+    """"completed", "in progress", "not started", "failed" or "not supported"."""
 
 
 class Pair(_Part):
@@ -292,6 +294,8 @@ class Folder(_Part):
     path: str
     role: str = "data"
     kind: str = ""
+    device: int = 0
+    """Its number, the same for folders on one file system."""
     file_system: str = ""
     total_bytes: int = 0
     free_bytes: int = 0

@@ -24,7 +24,7 @@ def summary(record: MachineRecord) -> dict[str, str]:
     free = {folder.path: format_bytes(folder.free_bytes) for folder in record.folders if not folder.error}
     up = [one.name for one in record.interfaces if one.up and one.name != "lo"]
     return {
-        "driver": f"{driver.version}, CUDA up to {driver.cuda}" if driver.version else driver.error,
+        "driver": f"{driver.version}, CUDA up to {driver.cuda}" if driver.version else "none",
         "cards": ", ".join(cards),
         "links": ", ".join(f"{path} {count}x" for path, count in links.items()),
         "packages": ", ".join(packages),

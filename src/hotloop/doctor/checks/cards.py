@@ -10,6 +10,7 @@ _APPLICATION_XIDS = {13, 31, 43, 45, 68, 69}
 """That a program causes, as a rule: a kernel's error, its page fault, its end."""
 _HARMLESS_XIDS = {63, 92, 94}
 """A row remapped, a high rate of single-bit errors, an error contained: the card goes on, and is to be watched."""
+_RECOVERY_XID = 154
 _BUSY_SHARE = 0.02
 _HELD_BYTES = 2 << 30
 _HOT_BELOW = 5
@@ -42,10 +43,14 @@ def memory_errors(record: MachineRecord) -> Iterator[Seen]:
 
 def xids(record: MachineRecord) -> Iterator[Seen]:
     """Errors in the kernel's log, each number once."""
+    if record.kernel_log is False and record.driver.module and not record.system.container:
+        yield Seen("kernel-log-closed", "dmesg and /var/log/kern.log are closed to this user")
     by_number = {xid.number: xid for xid in record.xids}
     for number, xid in by_number.items():
         times = sum(other.number == number for other in record.xids)
         evidence = f"Xid {number}, {times} times, last: {xid.line}"
+        if number == _RECOVERY_XID and "(None)" in xid.line:
+            continue  # it tells that nothing is to be done
         if number in _APPLICATION_XIDS:
             yield Seen("xid-application", evidence)
         elif number in _HARMLESS_XIDS:
@@ -87,9 +92,8 @@ def clocks(record: MachineRecord) -> Iterator[Seen]:
 
 
 def _is_hot(gpu: Gpu) -> bool:
-    if gpu.temperature_c is None or not gpu.temperature_slowdown_c:
-        return False
-    return gpu.temperature_c >= gpu.temperature_slowdown_c - _HOT_BELOW
+    slows_at = gpu.temperature_slowdown_c or 0
+    return gpu.temperature_c is not None and 0 < slows_at <= gpu.temperature_c + _HOT_BELOW
 
 
 def modes(record: MachineRecord) -> Iterator[Seen]:
@@ -118,11 +122,13 @@ def tenants(record: MachineRecord) -> Iterator[Seen]:
         if not gpu.memory_bytes or gpu.mig:
             continue
         share = gpu.memory_used_bytes / gpu.memory_bytes
+        computing = [one for one in gpu.tenants if not one.graphics]
+        elsewhere = record.system.container or record.system.virtualization == "wsl" or gpu.virtualization == "vgpu"
         used = f"{format_bytes(gpu.memory_used_bytes)} of {format_bytes(gpu.memory_bytes)} in use"
-        if gpu.tenants and share > _BUSY_SHARE:
-            who = ", ".join(f"{one.name or 'process'} {one.pid}" for one in gpu.tenants[:4])
+        if computing and share > _BUSY_SHARE:
+            who = ", ".join(f"{one.name or 'process'} {one.pid}" for one in computing[:4])
             yield Seen("gpu-in-use", f"{_name(gpu)}: {used}, by {who}", gpu=gpu.index)
-        elif not gpu.tenants and gpu.memory_used_bytes > _HELD_BYTES and not record.system.container:
+        elif not gpu.tenants and gpu.memory_used_bytes > _HELD_BYTES and not elsewhere:
             yield Seen("gpu-memory-held", f"{_name(gpu)}: {used}, by no process that is seen", gpu=gpu.index)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from packaging.version import InvalidVersion, Version
 
 from hotloop.doctor.finding import Check, Seen
-from hotloop.doctor.record import MachineRecord
+from hotloop.doctor.record import DeviceFile, MachineRecord
 from hotloop.versions.table import Capability, capability_of, current_table
 
-_DATA_CENTRE = re.compile(r"\b(A\d+|H\d+|B\d+|GB\d+|L4|L40S?|T4|V100|P100|K80|Tesla)\b")
+_CONSUMER = re.compile(r"GeForce|TITAN")
+_DENIED = ("Permission denied", "Operation not permitted")
 
 
 def has_driver(record: MachineRecord) -> bool:
@@ -24,24 +25,41 @@ def unread(record: MachineRecord) -> Iterator[Seen]:
 
 
 def no_card(record: MachineRecord) -> Iterator[Seen]:
-    """Nothing to train on."""
-    if record.gpus or record.driver.on_bus or record.driver.module or record.driver.error.startswith("Driver/library"):
+    """Nothing to train on, as far as bus and NVML could be asked."""
+    driver = record.driver
+    if (
+        record.gpus
+        or driver.on_bus != 0
+        or driver.module
+        or has_driver(record)
+        or {"nvml", "devices"} & set(record.unread)
+    ):
         return
-    if record.driver.amd:
-        yield Seen("amd-gpu", f"{record.driver.amd} AMD cards on the PCI bus, no NVIDIA card")
-    elif record.system.virtualization != "wsl" or not has_driver(record):
+    if driver.amd:
+        yield Seen("amd-gpu", f"{driver.amd} AMD cards on the PCI bus, no NVIDIA card")
+    elif not driver.device_files:
         yield Seen("no-gpu", "no NVIDIA card on the PCI bus, and NVML does not answer")
+
+
+def _cards(record: MachineRecord) -> list[DeviceFile]:
+    return [file for file in record.driver.device_files if re.fullmatch(r"/dev/nvidia\d+", file.path)]
+
+
+def _without_gpus(record: MachineRecord) -> bool:
+    """A container on a machine with GPUs that was given none: the module's version may be seen there all the same."""
+    there = record.driver.on_bus or record.driver.module
+    return bool(there and record.system.container and not has_driver(record) and not _cards(record))
 
 
 def not_loaded(record: MachineRecord) -> Iterator[Seen]:
     """Cards without a driver."""
     driver = record.driver
-    if not driver.on_bus or driver.module or has_driver(record):
+    if _without_gpus(record):
+        yield Seen("docker-no-gpu-runtime", "this machine has NVIDIA cards, none was given to this container")
+    elif not driver.on_bus or driver.module or has_driver(record):
         return
-    if "nouveau" in record.system.modules:
+    elif "nouveau" in record.system.modules:
         yield Seen("nouveau-loaded", f"{driver.on_bus} NVIDIA cards on the bus, kernel module nouveau, not nvidia")
-    elif record.system.container:
-        yield Seen("docker-no-gpu-runtime", f"{driver.on_bus} NVIDIA cards on the bus, none given to this container")
     else:
         yield Seen("driver-missing", f"{driver.on_bus} NVIDIA cards on the bus; NVML: {driver.error}")
 
@@ -54,20 +72,28 @@ def two_versions(record: MachineRecord) -> Iterator[Seen]:
 
 
 def device_files(record: MachineRecord) -> Iterator[Seen]:
-    """/dev/nvidia*: there, and open to this process."""
-    driver = record.driver
-    if not (driver.module or has_driver(record)) or record.system.virtualization == "wsl":
+    """/dev/nvidia*: there, and open to this process. A scheduler closes the cards of other jobs on purpose."""
+    driver, cards = record.driver, _cards(record)
+    loaded = driver.module or has_driver(record)
+    if not loaded or record.system.virtualization == "wsl" or _without_gpus(record) or "devices" in record.unread:
         return
     files = {file.path: file for file in driver.device_files}
-    needed = {"/dev/nvidiactl", "/dev/nvidia-uvm"}
-    cards = [path for path in files if re.fullmatch(r"/dev/nvidia\d+", path)]
-    missing = sorted(needed - files.keys()) + ([] if cards else ["/dev/nvidia0"])
+    # The first CUDA program makes nvidia-uvm, through nvidia-modprobe.
+    uvm = record.torch is not None and bool(record.torch.cuda) and not record.torch.available
+    needed = ["/dev/nvidiactl", *(["/dev/nvidia-uvm"] if uvm else [])]
+    missing = [path for path in needed if path not in files] + ([] if cards else ["/dev/nvidia0"])
     if missing:
         yield Seen("device-files-missing", f"the driver's module is loaded, not there: {', '.join(missing)}")
-    closed = [file for path, file in files.items() if not file.usable and (path in needed or path in cards)]
+    shared = [files[path] for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path in files and not files[path].usable]
+    closed = [file for file in shared if file.error in _DENIED]
+    if cards and all(file.error in _DENIED for file in cards):
+        closed += cards
     if closed:
         told = ", ".join(f"{file.path} ({file.error})" for file in closed)
         yield Seen("permission-denied-device", f"user {record.system.user_id} cannot open {told}")
+    for file in [*shared, *cards]:
+        if not file.usable and file.error not in _DENIED:
+            yield Seen("device-file-failed", f"{file.path}: {file.error}")
 
 
 def silent(record: MachineRecord) -> Iterator[Seen]:
@@ -84,13 +110,16 @@ def lost(record: MachineRecord) -> Iterator[Seen]:
         if gpu.error:
             yield Seen("gpu-lost", f"GPU {gpu.index} {gpu.name or gpu.bus_id}: {gpu.error}", gpu=gpu.index)
     answered, bus = len(record.gpus), record.driver.on_bus
-    if has_driver(record) and bus and answered < bus and not record.system.container:
+    ours = not (
+        record.system.container or record.system.scheduler or any(one.error in _DENIED for one in _cards(record))
+    )
+    if has_driver(record) and bus and answered < bus and ours:
         yield Seen("gpu-not-seen", f"{bus} NVIDIA cards on the bus, NVML knows {answered}")
 
 
 def fabric(record: MachineRecord) -> Iterator[Seen]:
     """NVSwitch machines need a service before any CUDA program runs."""
-    waiting = [gpu for gpu in record.gpus if gpu.fabric in ("not started", "in progress")]
+    waiting = [gpu for gpu in record.gpus if gpu.fabric in ("not started", "in progress", "failed")]
     if waiting:
         yield Seen("fabric-manager", f"GPU {waiting[0].index}'s fabric: {waiting[0].fabric}")
 
@@ -137,9 +166,9 @@ def _capability(text: str) -> Capability:
 def forward(record: MachineRecord) -> Iterator[Seen]:
     """Packages of forward compatibility: for cards of data centres, and newer than the driver."""
     driver = record.driver
-    if "compat" not in driver.libcuda:
+    if "compat" not in driver.libcuda or (record.torch and record.torch.available):
         return
-    consumer = [gpu.name for gpu in record.gpus if not _DATA_CENTRE.search(gpu.name)]
+    consumer = [gpu.name for gpu in record.gpus if _CONSUMER.search(gpu.name)]
     if consumer:
         yield Seen("cuda-forward-compat", f"libcuda is {driver.libcuda}; {consumer[0]} does not allow it (error 804)")
     found = re.search(r"\.so\.(\d+\.\d+[\d.]*)$", driver.libcuda)
@@ -150,7 +179,7 @@ def forward(record: MachineRecord) -> Iterator[Seen]:
 def capabilities(record: MachineRecord) -> Iterator[Seen]:
     """What the container runtime hands in."""
     given = record.environment.get("NVIDIA_DRIVER_CAPABILITIES")
-    if given is None or not record.system.container:
+    if not given or not record.system.container or (has_driver(record) and record.driver.libcuda):
         return
     words = set(given.replace(" ", "").split(","))
     missing = {"compute", "utility"} - words

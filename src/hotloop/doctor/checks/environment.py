@@ -24,9 +24,10 @@ _ALLOCATOR_KEYS = {
     "roundup_bypass_threshold_mb", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register",
     "pinned_num_register_threads", "pinned_use_background_threads", "graph_capture_record_stream_reuse",
     "pinned_reserve_segment_size_mb", "per_process_memory_fraction", "max_non_split_rounding_mb",
-    "throw_on_cudamalloc_oom", "pinned_max_register_threads", "pinned_max_round_threshold_mb",
+    "throw_on_cudamalloc_oom", "pinned_max_round_threshold_mb", "large_segment_size_mb", "pinned_max_cached_size_mb",
+    "pinned_free_catch_all", "release_lock_on_hipmalloc", "pinned_use_hip_host_register",
 }  # fmt: skip
-"""c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h of torch 2.14; another one ends the start."""
+"""c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h of torch 2.14, and of earlier ones."""
 
 
 def left_on(record: MachineRecord) -> Iterator[Seen]:
@@ -52,7 +53,7 @@ def allocator(record: MachineRecord) -> Iterator[Seen]:
     old, new = (record.environment.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
     if old and new and old != new:
         evidence = f"PYTORCH_CUDA_ALLOC_CONF={old}, PYTORCH_ALLOC_CONF={new}"
-        yield Seen("alloc-conf-twice", evidence, "unset PYTORCH_CUDA_ALLOC_CONF")
+        yield Seen("alloc-conf-twice", evidence)
     for value in {one for one in (old, new) if one}:
         outer = _outer(value)
         wrong = [key for key in outer if key not in _ALLOCATOR_KEYS]

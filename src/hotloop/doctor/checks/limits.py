@@ -29,7 +29,11 @@ def numbers(record: MachineRecord) -> Iterator[Seen]:
     soft, hard = limits.open_files, limits.open_files_hard
     if (soft and soft < _OPEN_FILES) or (hard and hard < _OPEN_FILES_HARD):
         yield Seen("open-files-low", f"{soft} open files, {hard} at most")
-    if record.rdma and limits.memlock_bytes is not None and limits.memlock_bytes < _MEMLOCK_BYTES:
+    if (
+        any(port.state == "active" and port.kind == "InfiniBand" for port in record.rdma)
+        and limits.memlock_bytes is not None
+        and limits.memlock_bytes < _MEMLOCK_BYTES
+    ):
         yield Seen("memlock-small", f"{format_bytes(limits.memlock_bytes)} of memory may be locked; RDMA needs more")
     fewest = min((one for one in (limits.processes, limits.pids) if one), default=None)
     if fewest and fewest < _PIDS:

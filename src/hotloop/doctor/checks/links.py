@@ -35,7 +35,10 @@ def nvlink(record: MachineRecord) -> Iterator[Seen]:
 def peers(record: MachineRecord) -> Iterator[Seen]:
     """Cards that cannot read each other's memory though the way is short."""
     near = ("nvlink", "pix", "pxb", "internal")
+    cut = {gpu.index for gpu in record.gpus if gpu.mig}  # parts have no peers
     for pair in record.pairs:
+        if {pair.first, pair.second} & cut:
+            continue
         if pair.path in near and pair.peer_read not in ("ok", ""):
             who = f"GPU {pair.first} and GPU {pair.second} ({pair.path})"
             yield Seen("peer-access-off", f"{who}: {pair.peer_read}")

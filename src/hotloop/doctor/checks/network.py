@@ -8,7 +8,7 @@ from hotloop.doctor.record import MachineRecord
 
 def rdma(record: MachineRecord) -> Iterator[Seen]:
     """InfiniBand and RoCE."""
-    ports = record.rdma
+    ports = [port for port in record.rdma if port.kind == "InfiniBand"]  # others are network cards that could do more
     down = [port for port in ports if port.state != "active"]
     if down and len(down) < len(ports):
         yield Seen("rdma-port-down", ", ".join(f"{port.name} is {port.state}" for port in down))

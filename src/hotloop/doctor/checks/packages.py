@@ -11,6 +11,17 @@ from hotloop.doctor.record import MachineRecord, Torch
 from hotloop.versions.solve import runs
 from hotloop.versions.table import Build, Capability, capability_of, current_table
 
+_FIXES = {
+    "802": "sudo systemctl enable --now nvidia-fabricmanager",
+    "not yet initialized": "sudo systemctl enable --now nvidia-fabricmanager",
+    "803": "take cuda-compat out of LD_LIBRARY_PATH, or update the driver",
+    "804": "take cuda-compat out of LD_LIBRARY_PATH, or update the driver",
+    "unknown error": "sudo nvidia-modprobe -u; sudo dmesg | grep -i nvrm | tail",
+}
+"""What CUDA says -> what to type."""
+_SHARED = {"cudnn", "nccl", "nvshmem", "cusparselt"}
+"""Whose files have the same names for each CUDA; those of the toolkit differ by its major version."""
+
 
 def installed(record: MachineRecord) -> Iterator[Seen]:
     """Torch is there, can be imported, and was built for GPUs."""
@@ -68,8 +79,11 @@ def visible(record: MachineRecord) -> Iterator[Seen]:
                 "no-visible-gpu", f'CUDA_VISIBLE_DEVICES="{chosen}" hides {count} GPUs', "unset CUDA_VISIBLE_DEVICES"
             )
             return
-    if torch and torch.cuda and not torch.available and not torch.error and _usable(record):
-        yield Seen("no-visible-gpu", f"NVML sees {count} GPUs, torch: {torch.cuda_error}")
+    old = "driver on your system is too old" in (torch.cuda_error if torch else "")
+    if torch and torch.cuda and not torch.available and not torch.error and _usable(record) and not old:
+        fix = next((fix for word, fix in _FIXES.items() if word in torch.cuda_error), "hotloop explain")
+        fix = "unset CUDA_VISIBLE_DEVICES" if chosen is not None else fix
+        yield Seen("no-visible-gpu", f"NVML sees {count} GPUs, torch: {torch.cuda_error}", fix)
 
 
 def _usable(record: MachineRecord) -> bool:
@@ -83,7 +97,8 @@ def libraries(record: MachineRecord) -> Iterator[Seen]:
             continue
         own, loaded = library.expected_version, library.version
         evidence = f"{library.path}{f' ({loaded})' if loaded else ''} by {library.why}; torch's: {library.expected}"
-        fix = f"unset {library.why.partition('=')[0]}" if "=" in library.why else ""
+        own_fix = f"see what brings it: ldconfig -p | grep {library.name}; take that folder out of /etc/ld.so.conf.d"
+        fix = f"unset {library.why.partition('=')[0]}" if "=" in library.why else own_fix
         older = bool(own and loaded) and _older(loaded, own)
         yield Seen(f"{'cudnn-library-mismatch' if older and library.name == 'libcudnn' else 'library-hijacked'}",
                    evidence + (f" ({own})" if own else ""), fix)  # fmt: skip
@@ -109,12 +124,15 @@ def pins(record: MachineRecord) -> Iterator[Seen]:
             id_ = "torchvision-mismatch" if pin.package == "torch" else "package-pin"
             yield Seen(id_, f"{pin.package} {pin.installed}, asked for is {pin.asked}",
                        "hotloop resolve" if pin.package == "torch" else fix)  # fmt: skip
+    builds = {name: record.packages.get(name, "").partition("+")[2] for name in ("torch", "torchvision")}
+    if all(builds.values()) and builds["torch"] != builds["torchvision"]:
+        yield Seen("torchvision-mismatch", f"torch is +{builds['torch']}, torchvision +{builds['torchvision']}")
     by_library: dict[str, set[str]] = {}
     for name in record.packages:
         if found := re.fullmatch(r"nvidia-(.+)-cu(11|12|13)", name):
             by_library.setdefault(found[1], set()).add(found[2])
     for library, cudas in by_library.items():
-        if len(cudas) > 1:
+        if len(cudas) > 1 and library in _SHARED:
             names = ", ".join(f"nvidia-{library}-cu{cuda}" for cuda in sorted(cudas))
             yield Seen("packages-overlap", f"{names} lie in one folder")
 
@@ -145,7 +163,7 @@ def glibc(record: MachineRecord) -> Iterator[Seen]:
 def compilers(record: MachineRecord) -> Iterator[Seen]:
     """What torch.compile and extensions need."""
     torch, system = record.torch, record.system
-    if not (torch and torch.cuda and record.gpus):
+    if not (torch and torch.cuda and record.gpus and system.kernel):
         return
     if not system.c_compiler:
         yield Seen("triton-no-compiler", "no gcc, cc or clang in PATH, CC is not set")

@@ -7,7 +7,7 @@ from hotloop.doctor.finding import Check, Seen
 from hotloop.doctor.record import MachineRecord
 
 _FULL_BYTES, _NEARLY_BYTES = 1 << 30, 10 << 30
-_NEARLY_SHARE = 0.03
+_FULL_SHARE, _NEARLY_SHARE = 0.05, 0.03
 _SLOW = 200e6
 """Bytes a second: 1,500 photographs, less than one GPU takes."""
 
@@ -21,9 +21,10 @@ def folders(record: MachineRecord) -> Iterator[Seen]:
             yield Seen("folder-unreadable", f"{name}: {folder.error}")
             continue
         free = f"{format_bytes(folder.free_bytes)} of {format_bytes(folder.total_bytes)} are free"
-        once = (folder.file_system, folder.total_bytes)
+        once = (folder.file_system, folder.device)
+        share = folder.free_bytes / folder.total_bytes if folder.total_bytes else 0.0
         if once not in told and folder.role != "data":
-            if folder.free_bytes < _FULL_BYTES:
+            if folder.free_bytes < _FULL_BYTES and share < _FULL_SHARE:
                 yield Seen("disk-full", f"{name}: {free}")
             elif folder.free_bytes < min(_NEARLY_BYTES, _NEARLY_SHARE * folder.total_bytes):
                 yield Seen("disk-nearly-full", f"{name}: {free}")
@@ -42,7 +43,7 @@ def data(record: MachineRecord) -> Iterator[Seen]:
         rate = folder.read_bytes_per_second
         if rate is not None and rate < _SLOW:
             yield Seen("data-slow", f"{folder.path}: {rate / 1e6:.0f} MB/s ({folder.kind or folder.file_system})")
-        elif folder.kind == "hdd":
+        elif folder.kind == "hdd" and not record.system.virtualization:  # virtual disks say that they turn
             yield Seen("data-on-hdd", f"{folder.path} lies on a disk that turns")
         if folder.kind == "network":
             yield Seen("data-on-network", f"{folder.path} is {folder.file_system}")

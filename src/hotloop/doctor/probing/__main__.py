@@ -13,8 +13,10 @@ def _tell(**content: Any) -> None:
 
 def main(gpu: str, names: list[str]) -> None:
     """Run probes by their names on one GPU ("-": none)."""
-    from hotloop.doctor.probing.probes import PROBES
+    from hotloop.doctor.probing.probes import PROBES, start
 
+    if gpu != "-":
+        start(gpu)
     for name in names:
         _tell(began=name)
         started = time.perf_counter()
@@ -25,7 +27,10 @@ def main(gpu: str, names: list[str]) -> None:
             error = ""
         except Exception as failed:  # whatever a broken card, driver or package raises
             lines = str(failed).strip().splitlines() or [type(failed).__name__]
-            error = lines[0] if isinstance(failed, AssertionError) else f"{type(failed).__name__}: {lines[0]}"
+            # What a rank raised stands at the end of what its parent raises.
+            line = lines[-1] if "Traceback" in str(failed) else lines[0]
+            wrong = line.partition("wrong result")
+            error = f"{wrong[1]}{wrong[2]}" if wrong[1] else f"{type(failed).__name__}: {line}"
         _tell(ended=name, rates=rates, error=error[:300], seconds=time.perf_counter() - started)
 
 

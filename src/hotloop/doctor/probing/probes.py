@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 Measured = Iterator[tuple[str, float, str]]
@@ -19,11 +20,17 @@ _PTX_OF_CUDA = {
 }  # fmt: skip
 """The PTX version that a CUDA's compiler writes (PTX ISA, release notes)."""
 _PTX = ".version {version}\n.target sm_{target}\n.address_size 64\n.visible .entry nothing() {{ ret; }}\n"
+_TRITON_FROM = (7, 0)
 _MATRIX = 8192
 _COPY_BYTES = 1 << 30
 _DISK_BYTES = 256 << 20
 _DECODE_SECONDS = 1.0
 _REDUCE_FLOATS = 1 << 28
+
+
+def start(gpu: str) -> None:
+    """Import torch and make a context, which takes longer than a probe."""
+    _torch(gpu).zeros(1, device="cuda")
 
 
 def _torch(gpu: str) -> Any:
@@ -83,6 +90,8 @@ def convolution(gpu: str) -> Measured:
 def triton(gpu: str) -> Measured:
     """A kernel that Triton compiles here: compiler, headers, assembler, launch."""
     torch = _torch(gpu)
+    if torch.cuda.get_device_capability() < _TRITON_FROM or not find_spec("triton"):
+        return
     from hotloop.doctor.probing.triton_kernel import doubled
 
     numbers = torch.arange(5000, device="cuda", dtype=torch.float32)
@@ -96,10 +105,10 @@ def ptx(gpu: str) -> Measured:
     version = _PTX_OF_CUDA.get(torch.version.cuda)
     if version is None:
         return
-    major, minor = torch.cuda.get_device_capability()
-    torch.zeros(1, device="cuda")  # makes the context current
+    # For an old architecture, which the card runs too: newer ones may be unknown to this PTX version.
+    target = 75 if torch.cuda.get_device_capability() >= (7, 5) else 52
     module = ctypes.c_void_p()
-    text = _PTX.format(version=version, target=f"{major}{minor}").encode()
+    text = _PTX.format(version=version, target=target).encode()
     code = ctypes.CDLL("libcuda.so.1").cuModuleLoadData(ctypes.byref(module), text)
     if code:
         told = "the provided PTX was compiled with an unsupported toolchain" if code == 222 else "the driver refuses it"
@@ -159,21 +168,21 @@ def copies(gpu: str) -> Measured:
     }
     for name, way in ways.items():
         yield name, size / _seconds(torch, way) / 1e9, "GB/s"
-    for _ in range(4):
-        device.copy_(pinned, non_blocking=True)
-    generation, width = _link(torch, int(gpu))
+    generation, width = _link(torch, int(gpu), lambda: [device.copy_(pinned, non_blocking=True) for _ in range(20)])
     torch.cuda.synchronize()
     if generation:
         yield "PCIe generation under load", generation, ""
         yield "PCIe lanes under load", width, ""
 
 
-def _link(torch: Any, number: int) -> tuple[int, int]:
+def _link(torch: Any, number: int, load: Callable[[], object]) -> tuple[int, int]:
+    """Of PCIe while `load` goes on, a fifth of a second: at idle it steps down."""
     import pynvml as nvml
 
     try:
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(number).uuid}")
+        load()
         return nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
     except nvml.NVMLError:  # parts of cards, WSL
         return 0, 0

@@ -2,3 +2,6 @@
 
 `python -m hotloop.doctor.readers NAME` prints what one read as JSON.
 """
+
+ANSWER = "hotloop-answer "
+"""Before what a reader found: libraries print too."""

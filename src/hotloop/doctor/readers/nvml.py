@@ -15,11 +15,20 @@ _THROTTLE = {
 }  # fmt: skip
 """nvmlClocksEventReasons, the former nvmlClocksThrottleReasons."""
 _COMPUTE = {0: "default", 2: "prohibited", 3: "exclusive_process"}
+_COMPLETED = 3
 _FABRIC = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 _PATHS = {0: "internal", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
-_PEER = {0: "ok", 1: "chipset not supported", 2: "topology not supported", 3: "disabled by a registry key",
-         4: "not supported", 5: "unknown"}  # fmt: skip
-_RECOVERY = {1: "reset the GPU", 2: "reboot the machine", 3: "drain its peers", 4: "drain, then reset the GPU"}
+_PEER = {0: "ok", 1: "chipset not supported", 2: "not supported by the GPU", 3: "topology not supported",
+         4: "disabled by a registry key", 5: "not supported", 6: "unknown"}  # fmt: skip
+_RECOVERY = {
+    1: "reset the GPU",
+    2: "reboot the machine",
+    3: "drain its peers",
+    4: "drain, then reset the GPU",
+    5: "recover the IMEX domain",
+    6: "reset the bus",
+    7: "reboot the machine",
+}
 """nvmlDeviceGpuRecoveryAction_t."""
 _PEER_READ = 0  # pynvml 13 has a tuple under NVML_P2P_CAPS_INDEX_READ
 
@@ -196,11 +205,14 @@ def _place(bus_id: str) -> dict[str, Any]:
 
 
 def _tenants(handle: Any) -> list[dict[str, Any]]:
-    found = {}
-    for listing in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-        for process in _or(lambda listing=listing: listing(handle)) or ():  # type: ignore[misc]
-            found[process.pid] = process.usedGpuMemory
-    return [{"pid": pid, "name": _process_name(pid), "memory_bytes": used} for pid, used in sorted(found.items())]
+    computing = _or(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    drawing = _or(lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or ()
+    found = {process.pid: (process.usedGpuMemory, True) for process in drawing}
+    found |= {process.pid: (process.usedGpuMemory, False) for process in computing}
+    return [
+        {"pid": pid, "name": _process_name(pid), "memory_bytes": used, "graphics": graphics}
+        for pid, (used, graphics) in sorted(found.items())
+    ]
 
 
 def _process_name(pid: int) -> str:
@@ -223,7 +235,7 @@ def _fabric(handle: Any) -> str:
     found = nvml.c_nvmlGpuFabricInfo_t() if hasattr(nvml, "c_nvmlGpuFabricInfo_t") else None
     if found is None or _or(lambda: nvml.nvmlDeviceGetGpuFabricInfo(handle, nvml.byref(found)) or True) is None:
         return ""
-    return _FABRIC.get(found.state, "")
+    return "failed" if found.state == _COMPLETED and found.status else _FABRIC.get(found.state, "")
 
 
 def _pair(one: Any, other: Any) -> dict[str, str]:

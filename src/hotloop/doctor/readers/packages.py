@@ -16,11 +16,11 @@ _CHOSEN = ("torch", "torchvision", "torchaudio", "triton", "numpy", "tensorflow"
 
 def read() -> dict[str, Any]:
     """`packages`, `pins` and `tensorflow`. Imports none of them."""
-    chosen = {}
+    chosen: dict[str, str] = {}
     for one in metadata.distributions():
         name = (one.metadata["Name"] or "").lower()
         if name in _CHOSEN or name.startswith(("nvidia-", "pytorch-triton")):
-            chosen[name] = one.version
+            chosen.setdefault(name, one.version or "")  # the first one in the path is the one that is imported
     return {"packages": dict(sorted(chosen.items())), "pins": _pins(), "tensorflow": _tensorflow(chosen)}
 
 
@@ -47,11 +47,11 @@ def _tensorflow(packages: dict[str, str]) -> dict[str, Any] | None:
     """From its file of build facts, which needs no import of the whole (8 s)."""
     if "tensorflow" not in packages:
         return None
-    file = Path(sysconfig.get_path("purelib"), "tensorflow/python/platform/build_info.py")
     try:
+        file = metadata.distribution("tensorflow").locate_file("tensorflow/python/platform/build_info.py")
         facts = runpy.run_path(str(file))["build_info"]
-    except Exception:  # of another layout
-        return {"version": packages["tensorflow"]}
+    except Exception:  # of another layout: nothing is known of it
+        return None
     cuda = str(facts.get("cuda_version", ""))
     needed = {"cudart": cuda.split(".")[0], "cudnn": str(facts.get("cudnn_version", "")).split(".")[0]}
     missing = [f"lib{name}.so.{major}" for name, major in needed.items() if cuda and not _findable(name, major)]

@@ -15,21 +15,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hotloop.core.machine import usable_memory_bytes
+from hotloop.core.machine import cpu_quota, usable_memory_bytes
 from hotloop.doctor.readers.text import number, text
 
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_peermem", "nouveau", "ib_core", "amdgpu", "gdrdrv")
-_LOOKUP_SECONDS = 1.0
+_LOOKUP_SECONDS = 2.0
 
 
 def read() -> dict[str, Any]:
-    """`system`, `processors`, `memory`, `limits` and parts of `driver`."""
+    """`system`, `processors`, `memory` and `limits`."""
     return {
         "system": {**_system(), **_python(), **_clock()},
         "processors": _processors(),
         "memory": _memory(),
         "limits": _limits(),
-        "driver": _driver(),
     }
 
 
@@ -66,7 +65,9 @@ def container() -> str:
     if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
         return "apptainer"
     named = re.search(r"(?:^|\0)container=([^\0]*)", text("/proc/1/environ"))
-    return named[1] or "container" if named else ""
+    told = named[1] if named else text("/run/systemd/container")
+    overlay = re.search(r"^\S+ / overlay ", text("/proc/mounts"), re.MULTILINE)
+    return told or ("container" if named or overlay else "")
 
 
 def _virtualization() -> str:
@@ -80,15 +81,15 @@ def _virtualization() -> str:
     return named or ("vm" if re.search(r"^flags.*\bhypervisor\b", text("/proc/cpuinfo"), re.MULTILINE) else "")
 
 
-def _resolves(name: str) -> bool:
-    """Whether the machine's own name has an address, asked by a process: a resolver may take half a minute."""
+def _resolves(name: str) -> bool | None:
+    """Whether the machine's own name has an address, asked by a process: resolvers may take half a minute: None."""
     code = f"import socket; socket.getaddrinfo({name!r}, None)"
     try:
         return not subprocess.run(  # noqa: S603 - the line above
             [sys.executable, "-I", "-c", code], capture_output=True, timeout=_LOOKUP_SECONDS, check=False
         ).returncode
     except subprocess.TimeoutExpired:
-        return False
+        return None
 
 
 def _python() -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _clock() -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "time_zone": time.tzname[0],
         "clock_synchronised": _synchronised(),
-        "encoding": locale.getencoding().lower(),
+        "encoding": "utf-8" if sys.flags.utf8_mode else locale.getencoding().lower(),
     }
 
 
@@ -143,19 +144,11 @@ def _processors() -> dict[str, Any]:
     return {
         "model": model[1] if model else "",
         "visible": os.cpu_count() or 1,
-        "usable": _quota(len(allowed)),
+        "usable": cpu_quota(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "governor": text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "allowed": allowed,
     }
-
-
-def _quota(allowed: int) -> float:
-    quota, _, period = text("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        return min(float(allowed), int(quota) / int(period))
-    old, per = number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), number("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    return min(float(allowed), old / per) if old and per and old > 0 else float(allowed)
 
 
 def _memory() -> dict[str, Any]:
@@ -191,45 +184,3 @@ def _limits() -> dict[str, Any]:
         "processes": limit(resource.RLIMIT_NPROC),
         "pids": number("/sys/fs/cgroup/pids.max"),
     }
-
-
-def _driver() -> dict[str, Any]:
-    module = re.search(r"(?:Kernel Module|for x86_64|for aarch64)\s+(\d+\.[\d.]+)", text("/proc/driver/nvidia/version"))
-    files = [_device(path) for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
-    files += [_device(path) for path in (Path("/dev/dxg"),) if path.exists()]
-    vendors = [(text(path / "vendor"), text(path / "class")) for path in _bus()]
-    gpus = [vendor for vendor, kind in vendors if kind.startswith(("0x0300", "0x0302", "0x0380"))]
-    return {
-        "module": module[1] if module else "",
-        "device_files": files,
-        "on_bus": gpus.count("0x10de") if vendors else None,
-        "switches": sum(vendor == "0x10de" and kind.startswith("0x0680") for vendor, kind in vendors),
-        "amd": gpus.count("0x1002"),
-        "libcuda": _libcuda(),
-    }
-
-
-def _bus() -> list[Path]:
-    with suppress(OSError):
-        return list(Path("/sys/bus/pci/devices").iterdir())
-    return []
-
-
-def _device(path: Path) -> dict[str, Any]:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        return {"path": str(path), "usable": False, "error": error.strerror or str(error)}
-    return {"path": str(path), "usable": True}
-
-
-def _libcuda() -> str:
-    """The file that a process which asks for libcuda.so.1 gets. In this process: it is one for readers."""
-    import ctypes
-
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ""
-    mapped = re.search(r"(/\S*libcuda\.so\S*)", text("/proc/self/maps"))
-    return mapped[1] if mapped else ""

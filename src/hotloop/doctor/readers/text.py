@@ -25,3 +25,8 @@ def number_list(content: str) -> list[int]:
         if first.isdigit():
             found += range(int(first), int(last or first) + 1)
     return found
+
+
+def readable(value: str) -> str:
+    """Without what is no text: names of files and variables may be any bytes."""
+    return value.encode(errors="surrogateescape").decode(errors="replace")
