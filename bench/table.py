@@ -170,6 +170,27 @@ def any_script(result: dict[str, Any]) -> tuple[str, str]:
     )
 
 
+def imagenet_run(result: dict[str, Any]) -> tuple[str, str]:
+    seconds = result["step_seconds"]["exact"]
+    text = (
+        f"{1000 * seconds['median']:.0f} ms a step at level exact, n = {seconds['n']}: **{result['exact_over_plain']:.2f} "
+        f"×** the script alone, {result['exact_of_cached']:.3f} of its speed with its batch on the GPU"
+    )
+    if "fast_over_plain" in result:
+        text += f"; at level fast **{result['fast_over_plain']:.2f} ×**"
+    return "`hotloop run` on pytorch/examples' imagenet/main.py, ResNet-50, JPEG files, untouched", text
+
+
+def explain(result: dict[str, Any]) -> tuple[str, str]:
+    logs = sum(part["logs"] for part in result["parts"].values())
+    large = result["large"]
+    text = (
+        f"{result['top1']:.1%} of {logs} logs, 97.0 % of the 135 that nobody had read when they were first scored; "
+        f"{large['bytes'] / 1e9:.0f} GB in {large['seconds']:.0f} s"
+    )
+    return "`hotloop explain`: the first cause is the one named", text
+
+
 def tune(result: dict[str, Any]) -> tuple[str, str]:
     text = (
         f"{result['from_best']:.1%} from the best of {result['combinations']}, at {result['cost']:.0%} of a grid's cost"
@@ -187,9 +208,11 @@ ROWS = {
     "step_second_start": step_second_start,
     "gpt2": gpt2,
     "two_cards": two_cards,
+    "imagenet_run": imagenet_run,
     "any_script_cuda": any_script,
     "any_script_cpu": any_script,
     "tune_cpu": tune,
+    "explain": explain,
     "demo_epoch": demo_epoch,
     "first_batch": first_batch,
     "long_run": long_run,
