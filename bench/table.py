@@ -171,10 +171,10 @@ def any_script(result: dict[str, Any]) -> tuple[str, str]:
 
 
 def imagenet_run(result: dict[str, Any]) -> tuple[str, str]:
-    seconds = result["step_seconds"]["exact"]
+    seconds, plain, cached = result["step_seconds"]["exact"], result["exact_over_plain"], result["exact_of_cached"]
     text = (
-        f"{1000 * seconds['median']:.0f} ms a step at level exact, n = {seconds['n']}: **{result['exact_over_plain']:.2f} "
-        f"×** the script alone, {result['exact_of_cached']:.3f} of its speed with its batch on the GPU"
+        f"{1000 * seconds['median']:.0f} ms a step at level exact, n = {seconds['n']}: **{plain:.2f} ×** the script "
+        f"alone, {cached:.3f} of its speed with its batch on the GPU"
     )
     if "fast_over_plain" in result:
         text += f"; at level fast **{result['fast_over_plain']:.2f} ×**"

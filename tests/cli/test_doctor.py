@@ -41,7 +41,9 @@ def test_findings_are_grouped_with_a_fix_each(hotloop: Command, saved: Path) -> 
     told = hotloop("doctor", "--machine", str(saved), expect=1).out
     lines = told.splitlines()
     assert "✓ Driver  580.159.04, CUDA up to 13.0" in lines
-    card = lines.index("✗ GPUs  2 x NVIDIA H200 (sm_90)")
+    card = next(
+        place for place, line in enumerate(lines) if line.startswith("✗ GPUs  2 x NVIDIA H200 (sm_90, 140.4 GiB")
+    )
     assert "[gpu-ecc]" in lines[card + 1]
     assert "7 uncorrected errors" in lines[card + 2]
     assert "fix: " in lines[card + 3]

@@ -75,3 +75,9 @@ def test_a_log_that_may_not_be_read_is_told(hotloop: Command, tmp_path: Path) ->
     both = hotloop("explain", OOM, "--machine", H200, "--no-machine", expect=2)
     assert "exclude each other" in both.err
     assert "cannot read" in hotloop("explain", OOM, "--machine", "absent.json", expect=2).err
+
+
+def test_several_logs_are_not_guessed_at(hotloop: Command, tmp_path: Path) -> None:
+    assert "2 logs were named" in hotloop("explain", OOM, OOM, expect=2).err
+    (tmp_path / "trace_rank_0").write_bytes(b"\x80\x04}\x94.")
+    assert "no dump of the flight recorder" in hotloop("explain", str(tmp_path / "trace_rank_0"), expect=2).err

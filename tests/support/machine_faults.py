@@ -69,6 +69,7 @@ OF_BARE_METAL: dict[str, Changes] = {
     "pcie-replays": {"gpus.0.pcie_replays": 250_000},
     "nvlink-down": {"gpus.0.nvlinks_active": 17},
     "peer-access-off": {"pairs.0.peer_read": "disabled by a registry key"},
+    "acs-on": {"driver.acs": 4, "pairs.0.path": "pix"},
     "iommu-on": {"system.kernel_command_line": "intel_iommu=on", "pairs.0.path": "phb"},
     "numa-remote": {"processors.numa_nodes": 2, "gpus.0.processors": (32, 33), "gpus.1.processors": (0, 1)},
     "torch-missing": {"torch": None},

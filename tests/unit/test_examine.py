@@ -9,6 +9,7 @@ from recordings import NOT_HEALTHY, RECORDINGS, Changes, changed
 from hotloop.doctor.examine import examine
 from hotloop.doctor.expect import expected
 from hotloop.doctor.finding import GROUPS, catalogue
+from hotloop.doctor.readers.devices import _acs_control
 from hotloop.doctor.record import MachineRecord, Rate
 
 FAULTS = [(recording, id_, changes) for recording, faults in ALL.items() for id_, changes in faults.items()]
@@ -66,7 +67,7 @@ ONE_OF = [
     {"nvml-failed", "device-files-missing", "permission-denied-device", "device-file-failed"},
     {"peer-access-off", "mig-empty", "mig-several"},
     {"data-slow", "data-on-hdd"},
-    {"peer-access-off", "iommu-on"},
+    {"peer-access-off", "iommu-on", "acs-on", "mig-empty", "mig-several"},
     {"shm-small", "shm-full"},
 ]  # fmt: skip
 """Where the first is the case the others cannot be told, or are no longer so: no fault of the other's is hidden."""
@@ -111,3 +112,13 @@ def test_what_a_probe_should_find_comes_from_card_and_link(
     found = expected(Rate(name=name, gpu=0, value=1.0), card)
     assert found.expected == (None if should is None else pytest.approx(should))
     assert bool(found.source) == (should is not None)
+
+
+@pytest.mark.parametrize(("control", "found"), [(0x0, 0), (0x1, 0x1), (0x1D, 0x1D)])
+def test_the_acs_register_is_found_along_the_list(control: int, found: int) -> None:
+    settings = bytearray(4096)
+    settings[0x100:0x104] = (0x0001 | 1 << 16 | 0x148 << 20).to_bytes(4, "little")  # errors, then
+    settings[0x148:0x14C] = (0x000D | 1 << 16).to_bytes(4, "little")
+    settings[0x14E:0x150] = control.to_bytes(2, "little")
+    assert _acs_control(bytes(settings)) == found
+    assert _acs_control(bytes(4096)) == 0

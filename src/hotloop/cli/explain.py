@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,34 +14,55 @@ from hotloop.cli.terminal import show
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
-    from hotloop.doctor.record import MachineRecord
     from hotloop.explain.report import Explained
+    from hotloop.explain.scan import Scan
 
 _SHOWN_CHARACTERS = 300
 _FIX = "hotloop explain LOG"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("log", default="-", metavar="[FILE|-]")
+@click.argument("logs", nargs=-1, metavar="[FILE|-]...")
 @click.option("--machine", metavar="FILE", type=click.Path(path_type=Path),
               help="Join it with a machine that hotloop doctor saved, instead of this one.")  # fmt: skip
 @click.option("--no-machine", is_flag=True, help="Join it with no machine: the log is from elsewhere.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def explain(log: str, machine: Path | None, no_machine: bool, as_json: bool) -> None:
+def explain(logs: tuple[str, ...], machine: Path | None, no_machine: bool, as_json: bool) -> None:
     """Say what ended a run, from its log, and what to type.
 
     The first cause is looked for, not the last line; logs of several ranks may be mixed. Reads standard input without
-    FILE.
+    FILE. Several files are the dumps of torch's flight recorder, one of each rank.
     """
     from hotloop.doctor.read import read_record
     from hotloop.doctor.record import load_record
     from hotloop.explain.decide import decide
+    from hotloop.explain.flight import compared, is_dump, read_dump
     from hotloop.explain.report import explained
-    from hotloop.explain.scan import NotText, scan
 
     if machine and no_machine:
         raise InputError("--machine and --no-machine exclude each other", "one names a machine", _FIX)
     saved = load_record(machine) if machine else None
+    if logs and is_dump(Path(logs[0])):
+        told, size = compared([read_dump(Path(one)) for one in logs]), {"dumps": len(logs)}
+    elif len(logs) > 1:
+        raise InputError(f"{len(logs)} logs were named", "one is read at a time", "cat LOGS | hotloop explain")
+    else:
+        seen = _scanned(logs[0] if logs else "-")
+        told = explained(decide(seen), None if no_machine else lambda: saved or read_record())
+        size = {"lines": seen.lines, "bytes": seen.size}
+    if as_json:
+        causes = [
+            {**asdict(one), "evidence": [{"line": number, "text": text} for number, text in one.evidence]}
+            for one in told
+        ]
+        click.echo(json.dumps({"causes": causes, **size}))
+    else:
+        show("\n".join(_page(told, size)))
+
+
+def _scanned(log: str) -> "Scan":
+    from hotloop.explain.scan import NotText, scan
+
     with _opened(log) as file:
         try:
             seen = scan(file)
@@ -49,19 +70,7 @@ def explain(log: str, machine: Path | None, no_machine: bool, as_json: bool) -> 
             raise InputError(f"{_name(log)} is no text", "it holds bytes of another kind", _FIX) from None
     if not seen.size:
         raise InputError(f"{_name(log)} is empty", "there is nothing to explain", _FIX)
-
-    def record() -> "MachineRecord":
-        return saved or read_record()
-
-    told = explained(decide(seen), None if no_machine else record)
-    if as_json:
-        causes = [
-            {**asdict(one), "evidence": [{"line": number, "text": text} for number, text in one.evidence]}
-            for one in told
-        ]
-        click.echo(json.dumps({"causes": causes, "lines": seen.lines, "bytes": seen.size}))
-    else:
-        show("\n".join(_page(told, seen.lines)))
+    return seen
 
 
 @contextmanager
@@ -82,9 +91,10 @@ def _name(log: str) -> str:
     return "standard input" if log == "-" else log
 
 
-def _page(told: Sequence["Explained"], lines: int) -> list[str]:
+def _page(told: Sequence["Explained"], size: Mapping[str, int]) -> list[str]:
     if not told:
-        return [f"no cause of a failure in {lines:,} lines"]
+        what, number = next(iter(size.items()))
+        return [f"no cause of a failure in {number:,} {what}"]
     first = told[0]
     page = [f"{click.style(first.title, bold=True)} [{first.id}] ({first.area}, confidence {first.confidence:.2f})"]
     page += [f"  line {number}: {_short(text)}" for number, text in first.evidence]

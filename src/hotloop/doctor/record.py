@@ -130,6 +130,8 @@ class Driver(_Part):
     device_files: tuple[DeviceFile, ...] = ()
     on_bus: int | None = None
     switches: int = 0
+    acs: int | None = None
+    """PCI bridges that send copies between cards through the root (access control services); None if not readable."""
     amd: int = 0
 
 
@@ -256,6 +258,8 @@ class Torch(_Part):
     architectures: tuple[str, ...] = ()
     available: bool = False
     devices: tuple[str, ...] = ()
+    multiprocessors: tuple[int, ...] = ()
+    """Of each device."""
     error: str = ""
     cuda_error: str = ""
     import_seconds: float = 0.0

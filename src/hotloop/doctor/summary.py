@@ -10,8 +10,7 @@ def summary(record: MachineRecord) -> dict[str, str]:
     """By group, and the probes' rates in lines under "rates"."""
     driver, torch, system = record.driver, record.torch, record.system
     names = Counter(gpu.name or "?" for gpu in record.gpus)
-    capability = {gpu.name: gpu.capability for gpu in record.gpus}
-    cards = [f"{count} x {name} (sm_{capability.get(name, '').replace('.', '')})" for name, count in names.items()]
+    cards = [f"{count} x {name} ({_card(name, record)})" for name, count in names.items()]
     links = Counter(pair.path for pair in record.pairs if pair.path)
     packages = [f"Python {system.python}"]
     if torch:
@@ -36,6 +35,29 @@ def summary(record: MachineRecord) -> dict[str, str]:
         "probes": f"{len(record.rates)} results",
         "rates": "\n".join(map(_line, record.rates)),
     }
+
+
+_TENSOR_CORES = {
+    (7, 0): ("first", "fp16"), (7, 5): ("second", "fp16"), (8, 0): ("third", "fp16, bf16, tf32"),
+    (8, 6): ("third", "fp16, bf16, tf32"), (8, 7): ("third", "fp16, bf16, tf32"),
+    (8, 9): ("fourth", "fp16, bf16, tf32, float8"), (9, 0): ("fourth", "fp16, bf16, tf32, float8"),
+    (10, 0): ("fifth", "fp16, bf16, tf32, float8, float4"), (10, 3): ("fifth", "fp16, bf16, tf32, float8, float4"),
+    (12, 0): ("fifth", "fp16, bf16, tf32, float8, float4"), (12, 1): ("fifth", "fp16, bf16, tf32, float8, float4"),
+}  # fmt: skip
+"""Compute capability -> generation, and what they are fast in (CUDA programming guide, compute capabilities)."""
+
+
+def _card(name: str, record: MachineRecord) -> str:
+    """What a card is: architecture, memory, multiprocessors, tensor cores."""
+    gpu = next(one for one in record.gpus if (one.name or "?") == name)
+    if not gpu.capability:
+        return gpu.error or "nothing known"
+    major, minor = map(int, gpu.capability.split("."))
+    devices = dict(zip(record.torch.devices, record.torch.multiprocessors, strict=False)) if record.torch else {}
+    processors = f"{devices[name]} multiprocessors" if name in devices else ""
+    generation, fast = _TENSOR_CORES.get((major, minor), ("", ""))
+    cores = f"{generation} generation of tensor cores: {fast}" if generation else ""
+    return ", ".join(filter(None, [f"sm_{major}{minor}", format_bytes(gpu.memory_bytes), processors, cores]))
 
 
 def _line(rate: Rate) -> str:

@@ -54,6 +54,13 @@ def iommu(record: MachineRecord) -> Iterator[Seen]:
         yield Seen("iommu-on", f"kernel command line: {record.system.kernel_command_line}")
 
 
+def acs(record: MachineRecord) -> Iterator[Seen]:
+    """Bridges that keep cards from each other. Virtual machines need them so."""
+    over_pcie = any(pair.path in ("pix", "pxb") for pair in record.pairs)
+    if record.driver.acs and over_pcie and not record.system.virtualization:
+        yield Seen("acs-on", f"{record.driver.acs} PCI bridges redirect copies between devices")
+
+
 def numa(record: MachineRecord) -> Iterator[Seen]:
     """Processes that may run on the far side only."""
     allowed = set(record.processors.allowed)
@@ -68,4 +75,4 @@ def _range(numbers: set[int]) -> str:
     return f"{min(numbers)}-{max(numbers)}"
 
 
-CHECKS: tuple[Check, ...] = (pcie, nvlink, peers, iommu, numa)
+CHECKS: tuple[Check, ...] = (pcie, nvlink, peers, iommu, acs, numa)

@@ -22,6 +22,7 @@ def read() -> dict[str, Any]:
         "on_bus": gpus.count("0x10de") if vendors else None,
         "switches": sum(vendor == "0x10de" and kind.startswith("0x0680") for vendor, kind in vendors),
         "amd": gpus.count("0x1002"),
+        "acs": _redirecting(),
         "libcuda": _libcuda(),
     }
 
@@ -32,6 +33,36 @@ def _bus() -> list[Path]:
         devices = Path("/sys/bus/pci/devices").iterdir()
         return [one for one in devices if not (one / "physfn").exists() and _served_by(one) != "vfio-pci"]
     return []
+
+
+_EXTENDED, _ACS = 0x100, 0x000D
+_REDIRECT = 0x4 | 0x8
+"""P2P request and completion redirect of the ACS control register (PCI Express base specification, 7.7.11)."""
+
+
+def _redirecting() -> int | None:
+    """Bridges with those bits set. Their settings beyond 256 bytes are root's to read."""
+    found = None
+    for device in _bus():
+        if not text(device / "class").startswith("0x0604"):
+            continue
+        with suppress(OSError):
+            settings = (device / "config").read_bytes()
+            if len(settings) > _EXTENDED:
+                found = (found or 0) + bool(_acs_control(settings) & _REDIRECT)
+    return found
+
+
+def _acs_control(settings: bytes) -> int:
+    """The register, found along the list of extended capabilities; 0 if the bridge has none."""
+    place = _EXTENDED
+    while place:
+        header = int.from_bytes(settings[place : place + 4], "little")
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(settings[place + 6 : place + 8], "little")
+        following = header >> 20
+        place = following if following > place else 0
+    return 0
 
 
 def _served_by(device: Path) -> str:

@@ -44,12 +44,14 @@ def read() -> dict[str, Any] | None:
 
 
 def _of_cuda(torch: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"devices": [], "available": False}
+    found: dict[str, Any] = {"devices": [], "multiprocessors": [], "available": False}
     try:
         torch.cuda.init()
         found["available"] = True
         for number in range(torch.cuda.device_count()):
-            found["devices"].append(torch.cuda.get_device_properties(number).name)
+            properties = torch.cuda.get_device_properties(number)
+            found["devices"].append(properties.name)
+            found["multiprocessors"].append(properties.multi_processor_count)
     except Exception as error:
         found["cuda_error"] = str(error).strip().splitlines()[0]
     cudnn = torch.backends.cudnn.version()
