@@ -23,6 +23,20 @@ def test_json_is_one_object(hotloop: Command) -> None:
     assert {"cudnn", "nccl", "install", "source", "table_date"} <= set(found)
 
 
+def test_cards_with_arm_processors_get_arm_builds(hotloop: Command) -> None:
+    of_itself = json.loads(hotloop("resolve", "--driver", "580.95.05", "--gpu", "GH200", "--json", expect=0).out)
+    named = hotloop("resolve", "--driver", "580.95.05", "--gpu", "GH200", "--aarch64", "--json", expect=0).out
+    assert of_itself == json.loads(named)
+    other = json.loads(hotloop("resolve", "--driver", "580.95.05", "--gpu", "H200", "--json", expect=0).out)
+    assert (other["processor"], of_itself["processor"]) == ("x86_64", "aarch64")
+
+
+def test_each_card_without_code_is_named(hotloop: Command) -> None:
+    told = hotloop("resolve", "--driver", "580.95.05", "--gpu", "V100", "--gpu", "P100", "--torch", "2.14",
+                   "--cuda", "13", expect=1).out  # fmt: skip
+    assert "holds no code for Pascal (compute capability 6.0) and Volta (compute capability 7.0)" in told
+
+
 def test_the_impossible_is_explained_with_exit_code_1(hotloop: Command) -> None:
     options = ["--driver", "590.44.01", "--gpu", "V100"]
     assert "branch 580 is the last driver for Volta" in hotloop("resolve", *options, expect=1).out

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--torch", default="", metavar="SPEC", help='Which torch is wanted: "2.11", ">=2.8".')
 @click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8.")
 @click.option("--glibc", default="", metavar="VERSION", help="Of the C library: 2.31.")
-@click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors.")
+@click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors; GH200, GB200 and Jetsons have one anyway.")
 @click.option("--refresh", is_flag=True, help="First take up versions that are newer than the table, from pip's index.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def resolve(
@@ -35,7 +35,7 @@ def resolve(
     then it says why, and what would have to be different.
     """
     from hotloop.versions.solve import Impossible, Wish, solve
-    from hotloop.versions.table import capability_of, current_table, specifier_of, version_of
+    from hotloop.versions.table import capability_of, current_table, has_arm, specifier_of, version_of
 
     table = _refreshed() if refresh else current_table()
     named = bool(driver or gpus or capabilities)
@@ -50,7 +50,7 @@ def resolve(
                 raise InputError(
                     f"--python {text} is no version of Python 3", "3 and a number after it", "--python 3.12"
                 )
-    processor = {"processor": "aarch64"} if aarch64 else {}
+    processor = {"processor": "aarch64"} if aarch64 or any(map(has_arm, gpus)) else {}
     wish = Wish(**{**here, **given, **processor, "cards": tuple(sorted(cards)), "torch": specifier_of(torch)})
     found = solve(wish, table)
     if isinstance(found, Impossible):
@@ -87,7 +87,7 @@ _SHOWN = ("torch", "cuda", "cudnn", "nccl", "python", "driver_verdict")
 
 def _solution(build: dict[str, Any], verdict: str, install: str, notes: tuple[str, ...], python: str) -> dict[str, Any]:
     first, last = build["pythons"]
-    names = ("torch", "torchvision", "cuda", "cudnn", "nccl", "triton", "glibc", "source")
+    names = ("torch", "torchvision", "cuda", "cudnn", "nccl", "triton", "glibc", "processor", "source")
     return {
         **{name: build[name] for name in names},
         "python": python or f"3.{first} to 3.{last}",

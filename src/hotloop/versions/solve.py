@@ -148,16 +148,22 @@ def obstacles(build: Build, wish: Wish, table: Table) -> dict[str, str]:
     cuda, how = table.cudas[build.cuda], verdict(build, wish, table)
     if how == "unsupported":
         found["driver"] = f"CUDA {build.cuda} needs a driver from {cuda.least_driver}; this one is {wish.driver}"
+    unknown: list[str] = []
+    without: list[str] = []
     for card in wish.cards:
         name, by = _named(card, table), runs(build, card)
         if card not in table.cards.values():
-            found["card"] = f"the table has no card of {name}"
+            unknown.append(name)
         elif not by:
-            found["card"] = f"torch {build.torch} for CUDA {build.cuda} holds no code for {name}"
+            without.append(name)
         if by == "ptx" and how == "limited":
             found["driver"] = (
                 f"torch {build.torch} holds PTX alone for {name}, which drivers compile from {cuda.paired_driver}"
             )
+    if without:
+        found["card"] = f"torch {build.torch} for CUDA {build.cuda} holds no code for {' and '.join(without)}"
+    if unknown:
+        found["card"] = f"the table has no card of {' and '.join(unknown)}"
     if branch := _branch_obstacle(wish, table):
         found["card and driver"] = branch
     minor = _minor(wish.python)

@@ -117,6 +117,14 @@ class Table:
         raise InputError(f'"{card}" is no card that the table has', cause, "--sm gives its compute capability: --sm 90")
 
 
+_WITH_ARM = re.compile(r"\b(GH200|GB200|GB300|GB10|Jetson|Orin|Xavier|Thor|Tegra|DGX Spark)\b", re.IGNORECASE)
+
+
+def has_arm(card: str) -> bool:
+    """Whether a card is sold with an Arm processor in one module: GH200, GB200, a Jetson."""
+    return bool(_WITH_ARM.search(card))
+
+
 def _dotted(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
