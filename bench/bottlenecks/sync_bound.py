@@ -28,7 +28,7 @@ def main():
         nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10)
     ).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    hardness = [0.0] * rows
+    hardness = []
     step, start = 0, time.perf_counter()
     while step < args.steps:
         for inputs, labels in loader:
@@ -37,9 +37,8 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            seen = losses.detach().cpu() if args.mended else losses.detach()
-            for place in range(rows):
-                hardness[place] = seen[place].item()
+            seen = losses.detach()
+            hardness = seen.tolist() if args.mended else [value.item() for value in seen.unbind()]
             step += 1
             if step == args.steps // 2:
                 torch.cuda.synchronize()
@@ -48,7 +47,7 @@ def main():
                 break
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / (args.steps - args.steps // 2)
-    print(f"final loss {loss.item():.4f}", file=sys.stderr)
+    print(f"final loss {loss.item():.4f}, hardest {max(hardness):.4f}", file=sys.stderr)
     print(json.dumps({"step_seconds": seconds}))
 
 

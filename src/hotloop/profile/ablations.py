@@ -7,7 +7,8 @@ import copy
 import gc
 import os
 import sys
-from collections import Counter, UserDict, deque
+import time
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from hotloop.attach.patches import Patches
 from hotloop.profile.hooks import Hooks
-from hotloop.profile.lines import script_line
+from hotloop.profile.lines import Places
 
 _KEPT = 4
 """Batches of a loader that are given again and again."""
@@ -29,11 +30,15 @@ class Ablations:
 
     Args:
         hooks: that watch the script.
+
+    Attributes:
+        reading_seconds: that giving values again has taken.
     """
 
     def __init__(self, torch: Any, hooks: Hooks) -> None:
         self._torch = torch
         self._hooks = hooks
+        self.reading_seconds = 0.0
         self._kept: list[_Kept] = []
         self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -125,23 +130,27 @@ class Ablations:
         outcome would be another training.
         """
         values: dict[tuple[Any, ...], Any] = {}
-        calls: Counter[tuple[Any, ...]] = Counter()
+        calls: dict[tuple[Any, ...], int] = {}
+        places, clock = Places(), time.perf_counter
 
         def remembered(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                caller = sys._getframe(1)
+                started, caller = clock(), sys._getframe(1)
                 if not tensor.is_cuda or _TORCH in caller.f_code.co_filename:
                     return original(tensor, *args, **kwargs)
                 if not self._hooks.calls_in_step:
                     calls.clear()
                 self._hooks.calls_in_step += 1
-                line = (script_line(caller), name, tensor.shape)
-                calls[line] += 1
-                key = (*line, calls[line])
+                line = (places.of(caller), name, tensor.shape)
+                number = calls[line] = calls.get(line, 0) + 1
+                key = (line, number)
                 if key not in values:
                     values[key] = original(tensor, *args, **kwargs)
+                    started = clock()
                 value = values[key]
-                return value if isinstance(value, int | float) else copy.deepcopy(value)
+                given = value if isinstance(value, int | float) else copy.deepcopy(value)
+                self.reading_seconds += clock() - started
+                return given
 
             return read
 

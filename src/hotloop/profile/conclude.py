@@ -54,7 +54,8 @@ def conclude(
     slow = slow_rank(ranks)
     number = ranks.index(slow) if slow else 0
     one, line = measured[number], lines[number]
-    found, left_out = shares(one, line), ablations(one)
+    found = shares(one, line)
+    left_out = ablations(one, found["compute"])
     several = ranks if len(ranks) > 1 else ()
     causes = findings(Evidence(one, found, left_out, several))
     watched = one.block("watched")

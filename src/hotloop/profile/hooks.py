@@ -13,7 +13,7 @@ from weakref import ref
 
 from hotloop.attach.imports import when_imported
 from hotloop.attach.patches import Patches
-from hotloop.profile.lines import script_line
+from hotloop.profile.lines import Places, script_line
 from hotloop.profile.measured import StepTime
 
 _WAITS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
@@ -60,8 +60,10 @@ class Hooks:
         self.regular = True
         self._torch = torch
         self._patches = Patches()
+        self._places = Places()
         self._process = os.getpid()
         self._on_gpu = False
+        self._times_waits = True
         self._began: float | None = None
         self._depth = 0
         self._compile_started = 0.0
@@ -77,10 +79,18 @@ class Hooks:
             torch = self._torch
             for name in ("to", "cuda"):
                 self._patches.replace(torch.Tensor, name, self._move)
-            for name in _WAITS:
-                self._patches.replace(torch.Tensor, name, partial(self._wait, name))
-            self._patches.replace(torch.cuda, "synchronize", partial(self._wait, "synchronize"))
             self._patches.replace(torch.cuda, "empty_cache", self._counted)
+            for name in _WAITS if self._times_waits else ():
+                self._patches.replace(torch.Tensor, name, partial(self._wait, name))
+            if self._times_waits:
+                self._patches.replace(torch.cuda, "synchronize", partial(self._wait, "synchronize"))
+
+    def time_waits(self, on: bool) -> None:
+        """Whether each wait for the GPU is timed; a script may do some hundred in a step."""
+        if on != self._times_waits:
+            self._times_waits = on
+            self._patches.undo()
+            self.install()
 
     def adopt(self, on_gpu: bool) -> None:
         """The thread that calls this is the one that trains. Only now is a GPU's part installed: to ask earlier whether
@@ -137,6 +147,25 @@ class Hooks:
         seconds = (time.perf_counter() - started) / number
         self.input = seen
         return seconds
+
+    def seconds_a_wait(self) -> float:
+        """What timing a wait takes; measured now, in about 0.5 ms."""
+        number, seen = 200, self.sync
+
+        def nothing(*_: object) -> None:
+            pass
+
+        wait = self._wait("own", nothing)
+        seconds = []
+        for call in (nothing, wait):
+            started = time.perf_counter()
+            for _ in range(number):
+                call()
+            seconds.append((time.perf_counter() - started) / number)
+        self.sync = seen
+        for line in [line for line in self.sync_lines if line.endswith(" own")]:
+            del self.sync_lines[line]
+        return max(0.0, seconds[1] - seconds[0])
 
     def _clear(self) -> None:
         self.input = self.sync = self.compiling = 0.0
@@ -210,16 +239,20 @@ class Hooks:
                 return original(*args, **kwargs)
             self._depth += 1  # all of it written out: a script may do this some hundred times a step
             self.calls += 1
-            started = time.perf_counter()
+            annotate = self.annotate
+            started = clock()
             try:
-                with self.annotate("hotloop::sync"):
+                if annotate is unnamed:
+                    return original(*args, **kwargs)
+                with annotate("hotloop::sync"):
                     return original(*args, **kwargs)
             finally:
-                took = time.perf_counter() - started
+                took = clock() - started
                 self._depth -= 1
                 self.sync += took
-                self.sync_lines[f"{script_line(sys._getframe(1))} {name}"] += took
+                self.sync_lines[f"{places.of(frame(1))} {name}"] += took
 
+        clock, frame, places = time.perf_counter, sys._getframe, self._places
         return wait
 
     def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:

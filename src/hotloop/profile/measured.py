@@ -60,6 +60,7 @@ class Block:
         queued: share of the time in which a thread of ours was ready but had no processor.
         lines: how often a line of the script was seen at work, "FILE:LINE"; and of those, while loading.
         device_seconds: of each step by the GPU's own events; empty on a CPU.
+        own: seconds of the host a step that our stand-ins took.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Block:
     queued: float = 0.0
     lines: Mapping[str, int] = field(default_factory=dict)
     device_seconds: tuple[float, ...] = ()
+    own: float = 0.0
 
     def plus(self, more: "Block") -> "Block":
         """With further steps under the same condition."""

@@ -34,6 +34,10 @@ _FEWEST, _MOST = ENOUGH, 100
 _TURNS = 4
 """Watched and bare steps take turns."""
 _SETTLE = 3
+_LOOK = 4
+"""Steps in which waits are counted."""
+_MOST_FOR_WAITS = 0.005
+"""Of a step."""
 """Steps that go by before a condition is timed."""
 _PATIENCE = 3
 """Times that a script may catch its own end before its process is ended at once."""
@@ -68,6 +72,7 @@ class Watch:
         self._steps: list[StepTime] = []
         self._wanted = 0
         self._run: Steps | None = None
+        self._wait_lines: dict[str, float] = {}
         self._ended = False
         self._events: list[Any] | None = None
         self._times_stopped = 0
@@ -151,6 +156,8 @@ class Watch:
             yield from self._recorded(self._plan.steps or self._plan.trace_steps)
             return
         self._tell(f"watching {number} steps")
+        if self._measured.device == "cuda":
+            yield from self._look_at_waits()
         activity, lines, used, counts = Activity(self._workers()), Lines(self._hooks.thread), 0.0, Counter[str]()
         self._hooks.sync_lines.clear()
         self._hooks.calls = 0
@@ -182,6 +189,16 @@ class Watch:
     def _tell(self, text: str) -> None:
         if self._measured.rank == 0 and self._plan.progress:
             sys.stderr.write(f"hotloop: {text}\n")
+
+    def _look_at_waits(self) -> Steps:
+        """Time each wait in a few steps; in those that are watched only if that costs next to nothing."""
+        self._hooks.sync_lines.clear()
+        self._hooks.calls = 0
+        steps = yield _LOOK
+        calls = self._hooks.calls / len(steps)
+        if calls * self._hooks.seconds_a_wait() > _MOST_FOR_WAITS * mean(step.seconds for step in steps):
+            self._wait_lines = {line: total / len(steps) for line, total in self._hooks.sync_lines.items()}
+            self._hooks.time_waits(False)
 
     def _recorded(self, number: int) -> Steps:
         """Have another profiler record steps."""
@@ -219,19 +236,24 @@ class Watch:
             yield settle
         gpu = self._measured.device == "cuda"
         activity, self._events = Activity([]), [self._event()] if gpu else None
+        self._ablations.reading_seconds = 0.0
         steps = yield number
+        own = self._ablations.reading_seconds / len(steps)
         events, self._events = self._events or [], None
         device_seconds: tuple[float, ...] = ()
         if gpu:
             events[-1].synchronize()  # torch.cuda.synchronize does nothing under one of the conditions
             device_seconds = tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events))
-        self._measured = self._measured.with_block(Block(name, tuple(steps), activity.queued(), {}, device_seconds))
+        self._measured = self._measured.with_block(
+            Block(name, tuple(steps), activity.queued(), {}, device_seconds, own)
+        )
         self._write()  # whatever becomes of the script from here on
 
     def _traced(self) -> Steps:
         profiler, number = self._torch.profiler, self._plan.trace_steps
         if self._measured.world_size == 1:  # workers give their batches by turns: two rounds of them
             number = max(number, min(24, 2 * len(self._workers())))
+        self._hooks.time_waits(True)  # the trace tells them by our ranges
         trace = profiler.profile(activities=list(profiler.supported_activities()), profile_memory=True)
         yield 1
         trace.start()
@@ -245,6 +267,7 @@ class Watch:
         finally:  # a process that ends with a profiler at work may crash
             self._hooks.on_mark = None
             self._hooks.annotate = unnamed
+            self._hooks.time_waits(not self._wait_lines)
             if self._measured.device == "cuda":
                 self._torch.cuda.synchronize(self._device)
             trace.stop()
@@ -302,7 +325,7 @@ class Watch:
             blocks=tuple(told if one is watched else one for one in self._measured.blocks),
             loader=self._loader_facts(activity, used / seconds),
             hooks_ratio=(lines.seconds + (self._hooks.calls + number) * self._hooks.seconds_a_call()) / seconds,
-            sync_lines={line: total / number for line, total in self._hooks.sync_lines.items()},
+            sync_lines=self._wait_lines or {line: total / number for line, total in self._hooks.sync_lines.items()},
             memory={
                 **{name: value for name, value in self._counts().items() if not name.startswith("num")},
                 **{f"{name}_a_step": value / number for name, value in counts.items() if name.startswith("num")},
