@@ -1,6 +1,7 @@
 """Pages that are made from the code while MkDocs builds."""
 
 import json
+import re
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -26,8 +27,13 @@ def cause_page(cause: Cause) -> str:
     told = f"*{cause.area or 'any'}, `hotloop explain`*"
     seen = ", ".join(f"[`{id_}`](../findings/{id_}.md)" for id_ in cause.findings)
     machine = f"\n`hotloop doctor` tells whether a machine has it: {seen}\n" if seen else ""
-    page = f"# {cause.id}\n\n**{cause.title}.**\n\n{told}\n\n{cause.why}\n\n```console\n{cause.fix}\n```\n"
+    page = f"# {cause.id}\n\n**{cause.title}.**\n\n{told}\n\n{cause.why}\n\n**Fix:** {plain(cause.fix)}\n"
     return page + machine
+
+
+def plain(text: str) -> str:
+    """Text of which Markdown makes nothing: a fix is half words, half commands."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
 
 
 def cause_table() -> str:
@@ -40,7 +46,7 @@ def cause_table() -> str:
 def finding_page(known: Known) -> str:
     """What a finding means and what to type."""
     told = f"*{known.level}, {GROUPS[known.group]}, `hotloop doctor`*"
-    return f"# {known.id}\n\n**{known.title}.**\n\n{told}\n\n{known.why}\n\n```console\n{known.fix}\n```\n"
+    return f"# {known.id}\n\n**{known.title}.**\n\n{told}\n\n{known.why}\n\n**Fix:** {plain(known.fix)}\n"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
