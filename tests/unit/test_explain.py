@@ -167,3 +167,53 @@ acme.PlumbusError: the plumbus is not calibrated
     told = explained(decide(scan(io.BytesIO(raw))), None)
     assert [(one.id, one.area) for one in told] == [("unknown", "data loading")]
     assert told[0].evidence[0][1] == "acme.PlumbusError: the plumbus is not calibrated"
+
+
+STEPS = "".join(f"step {number} loss 0.3\n" for number in range(60))
+KEY_ERROR = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    x[1]\nKeyError: 1\n'
+FULL = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (KEY_ERROR + "Training script finished\nJob done\n", "unknown"),
+        (KEY_ERROR + "wandb: epoch 3\nwandb: train/loss 0.31\nJob 4411 finished at noon\n", "unknown"),
+        (KEY_ERROR + "rank 1 exited with code 0\n" * 3, "unknown"),
+        ("Downloading done\n" + KEY_ERROR + "step 3 loss 1\nstep 4 loss 2\n", "unknown"),
+        ("NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.\nSaving model checkpoint\n", "gpu-lost"),
+        (FULL + "batch size 64 -> 32\n" + STEPS, "healthy"),
+        (FULL + "batch size 64 -> 32\n" + STEPS + "training finished\n", "healthy"),
+        (STEPS + FULL, "cuda-out-of-memory"),
+        ("max locked memory (kbytes, -l) unlimited\n" + KEY_ERROR, "unknown"),
+        ("Running on preemptible instance a2-highgpu-1g\n" + KEY_ERROR, "unknown"),
+        ("Evicted 12 entries from the sample cache\n" + KEY_ERROR, "unknown"),
+        ("lr scale is 0.5\nbest_val_loss: inf\nfound NaN in 3 rows, dropped\n" + STEPS, "healthy"),
+        (
+            '{"log":"FileNotFoundError: [Errno 2] No such file or directory: x\\n","stream":"stderr"}\n',
+            "file-not-found",
+        ),
+        ("\ufeffModuleNotFoundError: No module named 'x'\n", "module-missing"),
+    ],
+)
+def test_ends_are_told_from_what_is_said_at_ends(raw: str, cause: str) -> None:
+    assert first(raw.encode()) == cause
+
+
+def test_lines_are_counted_by_their_ends_alone() -> None:
+    found = decide(scan(io.BytesIO(b"a\r" * 500 + b"b\r\n" + FULL.encode())))
+    assert found[0].evidence[0].number == 2
+
+
+@pytest.mark.parametrize(
+    "raw", [b"Rank  ran  but " * 1000, b"1234567890" * 2000, b"x" * 20_000_000, b"a\r" * 2_000_000]
+)
+def test_odd_lines_take_no_long_time(raw: bytes) -> None:
+    assert first(raw + b"\n") in ("healthy", "unknown")  # an expression that runs away would take minutes
+
+
+def test_memory_of_ones_own_that_is_listed_by_the_hosts_number_is_no_others() -> None:
+    raw = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11"
+    raw += " GiB of which 0.14 GiB is free. Process 4834 has 79.00 GiB memory in use. Of the allocated memory 78.10 GiB"
+    raw += " is allocated by PyTorch, and 0.30 GiB is reserved by PyTorch but unallocated.\n"
+    assert first(raw.encode()) == "cuda-out-of-memory"

@@ -42,8 +42,11 @@ def explain(logs: tuple[str, ...], machine: Path | None, no_machine: bool, as_js
     if machine and no_machine:
         raise InputError("--machine and --no-machine exclude each other", "one names a machine", _FIX)
     saved = load_record(machine) if machine else None
-    if logs and is_dump(Path(logs[0])):
-        told, size = compared([read_dump(Path(one)) for one in logs]), {"dumps": len(logs)}
+    if any(is_dump(Path(one)) for one in logs):
+        dumps = [read_dump(Path(one)) for one in logs]
+        if len({dump.rank for dump in dumps}) < len(dumps):
+            raise InputError("two dumps are of one rank", "the number in a file's name tells the rank", _FIX)
+        told, size = compared(dumps), {"dumps": len(logs)}
     elif len(logs) > 1:
         raise InputError(f"{len(logs)} logs were named", "one is read at a time", "cat LOGS | hotloop explain")
     else:
@@ -102,7 +105,8 @@ def _page(told: Sequence["Explained"], size: Mapping[str, int]) -> list[str]:
     page += [f"  this machine: {said}" for said in first.machine]
     page += [f"  {first.why}", f"  {click.style('fix:', bold=True)} {first.fix}"]
     for other in told[1:4]:
-        page.append(f"also: {other.title} [{other.id}], line {other.evidence[0][0]}")
+        where = f", line {other.evidence[0][0]}" if other.evidence else f": {other.notes[0]}"
+        page.append(f"also: {other.title} [{other.id}]{where}")
     return page
 
 

@@ -1,7 +1,6 @@
 """Which of the lines that tell of causes tells of the first one."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotloop.explain.causes import Strength, causes
@@ -17,16 +16,23 @@ _CONFIDENCE = {3.0: 0.95, 2.0: 0.75, 1.0: 0.45}
 _BAD = re.compile(
     r"Traceback \(most|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception)\b|core dumped|Segmentation|\berror:|Error 1\b"
     r"|\b(?:[Ff]ailed(?! to improve)|FAILED|[Ff]atal|Killed|Aborted|Terminated|CANCELLED|ERROR)\b|Out Of Memory"
-    r"|[Bb]ack-?off|exitcode *: *-?[1-9]|Interrupt|\bnan\b|panic"
+    r"|[Bb]ack-?off|exitcode *: *-?[1-9]|Interrupt|panic"
 )
 _CODE = re.compile(r"(?:finished|ended|failed) with [1-9]|exit(?:ed)?(?: with)?(?: exit)? (?:code|status):? [1-9]")
 _GOOD = re.compile(
     r"\b(?:train(?:ing|er)?|run|jobs?|experiment|fine-?tun\w+|script|all|evaluation|fit|stage|pipeline)\b.{0,40}"
     r"\b(?:finished|completed?|done|succeeded|successful(?:ly)?|ended)\b|\b(?:done|finished|completed?|succeeded)\b"
     r"|sav(?:e|ed|ing) (?:the )?(?:final|best|model|last)|model saved|best (?:val|acc|score)|max_epochs=\d+. reached"
-    r"|\b\d+ passed\b|\bexit(?:ed)?(?: with)? (?:code|status)? ?0\b",
+    r"|\bexit(?:ed)?(?: with)? (?:code|status)? ?0\b",
     re.IGNORECASE,
 )
+_PASSED = re.compile(r"=+ .*\d+ passed(?!.*\b\d+ failed).* in ")
+_NONE = re.compile(r"\b(?:errors?|failures?|failed)\W{1,3}0\b|\b0 (?:errors?|failures?|failed)\b", re.IGNORECASE)
+"""Counts of failures that there were not."""
+_RESULT = re.compile(r"(?:complete|finish|done)\w*\b.*\b(?:best|weights|saved)\b", re.IGNORECASE)
+_EPILOGUE = re.compile(r"^wandb: |exited with code 0\b")
+"""Said at each end, good or bad."""
+_ONWARD = 3
 _LAST_LINES = 40
 
 
@@ -49,11 +55,9 @@ class Found:
 
 def decide(scan: Scan) -> list[Found]:
     """The causes that the log tells of, the first one first; none for a run that ended well."""
-    well = ended_well(scan.tail)
+    well = ended_well(scan)
     silent = not any(map(_is_bad, scan.tail[-_LAST_LINES:]))
-    scored = [
-        (0.0 if silent and match.strength == "vague" else points(match, well=well), match) for match in scan.matches
-    ]
+    scored = [(points(match, well=well, silent=silent), match) for match in scan.matches]
     best: dict[str, tuple[float, Match]] = {}
     for score, match in scored:
         known = best.get(match.cause)
@@ -73,50 +77,66 @@ def decide(scan: Scan) -> list[Found]:
     return [one for one in found if one.id != "unknown"]
 
 
-def points(match: Match, *, well: bool) -> float:
-    """How much a line speaks for its cause being the first."""
-    cause = causes()[match.cause]
+def points(match: Match, *, well: bool, silent: bool) -> float:
+    """How much a line speaks for its cause being the first.
+
+    Args:
+        well: the run ended well.
+        silent: nothing near the log's end speaks of a failure: it ended well, or goes on.
+    """
+    cause, onward = causes()[match.cause], went_on(match)
     score = _POINTS[match.strength]
     if cause.quiet and not EXCEPTION.match(match.line.text):
         return score - _QUIET - (_HANDLED if match.line.handled else 0.0)
-    if well:
+    if well or (silent and (onward or match.strength == "vague")):
         return 0.0
     if match.line.warns:
+        if silent and any(line.progress for line in match.after):
+            return 0.0
         score -= _WARNED
-    if went_on(match.after):
+    if onward:
         score -= _RECOVERED
     return score
 
 
-def went_on(after: Sequence[Line]) -> bool:
+def went_on(match: Match) -> bool:
     """Whether training went on behind a line."""
-    return sum(line.progress for line in after) >= _GOES_ON
+    return sum(line.progress for line in match.after) >= _GOES_ON
 
 
-def ended_well(tail: Sequence[Line]) -> bool:
-    """Whether a log's last lines tell of a run that did what it should."""
-    last = tail[-_LAST_LINES:]
-    bad = max((place for place, line in enumerate(last) if _is_bad(line)), default=-1)
-    onward = sum(line.progress or bool(_GOOD.search(line.text)) for line in last[bad + 1 :])
-    return (bad < 0 or onward > 1) and any(_GOOD.search(line.text) for line in last)
+def ended_well(scan: Scan) -> bool:
+    """Whether a log's last lines tell of a run that did what it should: nothing bad, or much that went on after it."""
+    last = scan.tail[-_LAST_LINES:]
+    sure = {match.line.number for match in scan.matches if match.strength == "sure" and not match.line.warns}
+    sure -= {match.line.number for match in scan.matches if causes()[match.cause].quiet}
+    bad = max((place for place, line in enumerate(last) if _is_bad(line) or line.number in sure), default=-1)
+    after = [line for line in last[bad + 1 :] if not _EPILOGUE.search(line.text)]
+    good = [place for place, line in enumerate(after) if _GOOD.search(line.text)]
+    if any(_PASSED.search(line.text) for line in after):
+        return True
+    if bad < 0:
+        return bool(good)
+    onward = sum(line.progress + bool(_GOOD.search(line.text)) + bool(_RESULT.search(line.text)) for line in after)
+    return bool(good) and onward >= _ONWARD
 
 
 def _is_bad(line: Line) -> bool:
     if _CODE.search(line.text):
         return True
-    return bool(_BAD.search(line.text)) and not line.warns and not _GOOD.search(line.text)
+    harmless = line.warns or _GOOD.search(line.text) or _NONE.search(line.text)
+    return bool(_BAD.search(line.text)) and not harmless
 
 
 def _unknown(scan: Scan, *, well: bool) -> tuple[float, Match] | None:
     """The first exception that the run did not survive, where nothing is known of it."""
     if well:
         return None
-    ended = [match for match in scan.exceptions if not went_on(match.after)]
+    ended = [match for match in scan.exceptions if not went_on(match)]
     told = {match.line.number for match in scan.matches}
     if ended:
         first = next((match for match in ended if match.line.number not in told), None)
         return (_UNKNOWN, first) if first else None
-    bad = [line for line in scan.tail if _is_bad(line)]
+    bad = [line for line in scan.tail[-_LAST_LINES:] if _is_bad(line)]
     return (0.5, Match("unknown", "vague", 0, bad[0], (), ())) if bad else None
 
 

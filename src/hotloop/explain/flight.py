@@ -57,7 +57,9 @@ class Dump:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file begins as a dump does."""
+    """Whether a file begins as a dump does. What is no file, a pipe say, is left as it is: it can be read once."""
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return file.read(1) == _MAGIC
@@ -79,19 +81,22 @@ def read_dump(path: Path) -> Dump:
     number = re.search(r"(\d+)(?=\D*$)", path.name)
     if not number:
         raise InputError(f"{path} has no number in its name", "it tells the rank", _FIX)
+    if not path.is_file():
+        raise InputError(f"cannot read {path}", "there is no such file", _FIX)
     if path.stat().st_size > _MOST_BYTES:
         raise InputError(f"{path} is too large for a dump", f"the limit is {_MOST_BYTES >> 20} MiB", _FIX)
     try:
         with path.open("rb") as file:
             raw = _Plain(file).load()
         groups = {
-            name or "default": tuple(json.loads(group["ranks"])) for name, group in raw.get("pg_config", {}).items()
+            name or "0": tuple(map(int, json.loads(group["ranks"]))) for name, group in raw.get("pg_config", {}).items()
         }
         calls: dict[str, dict[int, Call]] = {}
         for entry in raw["entries"]:
             if not entry["is_p2p"]:
                 call = _call(entry)
-                calls.setdefault(entry["process_group"][1] or entry["process_group"][0], {})[call.number] = call
+                # Groups of one dimension of a mesh have the same description; their ids differ.
+                calls.setdefault(" ".join(dict.fromkeys(map(str, entry["process_group"]))), {})[call.number] = call
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(
             f"{path} is no dump of the flight recorder", str(error) or type(error).__name__, _FIX
@@ -105,17 +110,16 @@ def _call(entry: Mapping[str, Any]) -> Call:
     sizes = ", ".join(str(size) for size in entry["input_sizes"])
     done = entry["state"] == "completed"
     name = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
-    return Call(entry["collective_seq_id"], name, sizes, ", ".join(entry["input_dtypes"]), line, done)
+    return Call(int(entry["collective_seq_id"]), name, sizes, ", ".join(entry["input_dtypes"]), line, done)
 
 
 def compared(dumps: Sequence[Dump]) -> list[Explained]:
     """What the ranks' dumps tell together; nothing where all ended what they began."""
-    for group in {name: None for dump in dumps for name in dump.calls}:
-        of = {dump.rank: dump.calls.get(group, {}) for dump in dumps if group in dump.calls}
-        found = _mismatch(group, of) or _missing(group, of, dumps)
-        if found:
-            return [found]
-    return []
+    groups = {name: None for dump in dumps for name in dump.calls}
+    of = {name: {dump.rank: dump.calls[name] for dump in dumps if name in dump.calls} for name in groups}
+    differing = {name: found for name, calls in of.items() if (found := _mismatch(name, calls))}
+    waiting = [_missing(name, calls, dumps) for name, calls in of.items() if name not in differing]
+    return [*differing.values(), *filter(None, waiting)]
 
 
 def _mismatch(group: str, of: Mapping[int, Mapping[int, Call]]) -> Explained | None:
@@ -148,6 +152,8 @@ def _missing(group: str, of: Mapping[int, Mapping[int, Call]], dumps: Sequence[D
     asked = {rank for dump in dumps for name, ranks in dump.groups.items() for rank in ranks if _same(name, group)}
     absent = sorted(asked - of.keys())
     where = f"{_ranks(waiting)} wait in collective {most} of {group}: {in_it.words}"
+    if in_it.done:  # the dumps were written a moment apart
+        return None
     if behind:
         notes = [where]
         for rank, number in behind.items():
@@ -155,7 +161,7 @@ def _missing(group: str, of: Mapping[int, Mapping[int, Call]], dumps: Sequence[D
         return _told("nccl-timeout", notes)
     if absent:
         return _told("rank-died", [where, f"{_ranks(absent)} left no dump"])
-    if not in_it.done and all(not calls[most].done for calls in of.values()):
+    if all(not calls[most].done for calls in of.values()):
         return _told(
             "nccl-network", [f"all ranks are in collective {most} of {group}: {in_it.words}; none has left it"]
         )
@@ -163,8 +169,8 @@ def _missing(group: str, of: Mapping[int, Mapping[int, Call]], dumps: Sequence[D
 
 
 def _same(name: str, group: str) -> bool:
-    """The whole world is called "", "0" or default_pg."""
-    return name == group or (name in ("", "0", "default") and group in ("0", "default", "default_pg"))
+    """A group is called by its id and its description; the whole world's id is 0."""
+    return group == name or group.startswith(f"{name} ")
 
 
 def _ranks(numbers: Iterable[int]) -> str:

@@ -1,9 +1,13 @@
 """A line of a log without what launchers, containers and loggers put before it."""
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][0-9A-B]|[\x00-\x08\x0b-\x1f\x7f]"
+)
 _PREFIX = re.compile(
     r"""\s*(?:
       \[(?:rank|default|node-|worker-?|w|r|gpu)?\d+\]:?\s?            # torchrun, DeepSpeed
@@ -11,7 +15,7 @@ _PREFIX = re.compile(
     | \((?:[\w.:]+\s)?pid=[^)]*\)\s?                                  # Ray
     | \d{4}-\d\d-\d\d[T\s]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\s*  # kubectl, loggers
     | [A-Z][a-z]{2}\s[\s\d]\d\s\d\d:\d\d:\d\d\s\S+\s[^\s:\[]+(?:\[\d+\])?:\s  # syslog, journal
-    | [\w.-]+-?\d*\s+\|\s                                             # docker compose
+    | [\w.-]{1,80}\s+\|\s                                             # docker compose
     | \[\d+,\d+\]<std(?:out|err)>:?\s?                                # mpirun
     | \[\s*\d+\.\d+\]\s                                               # dmesg
     | \[[^\]\s]*\d\d:\d\d[^\]]*\]\s                                   # [07:12:01]
@@ -20,7 +24,7 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _MOST_PREFIXES = 4
-_LONGEST = 4000
+_LONGEST = 16_000
 _LEVEL = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4}|\[W[ \d]|\bINFO\b|\bDEBUG\b")
 _HANDLED = re.compile(
     r"retry(?:ing)?\b|retries|attempt \d|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)"
@@ -28,7 +32,10 @@ _HANDLED = re.compile(
 )
 _TOLD_IN_WARNINGS = re.compile(r"CUDA initialization|is not compatible with the current PyTorch")
 """By torch, when it cannot use the GPU."""
-_SOURCE = re.compile(r"raise |File \"|return |warnings\.warn\(|assert |if |except ")
+_SOURCE = re.compile(
+    r"raise |File \"|return |warnings\.warn\(|assert |if |elif |except |│|logger\.|logging\.|log\.|print\("
+    r"|\w+ = [rf]?[\"']"
+)
 _PROGRESS = re.compile(
     r"\bepoch\b\D{0,12}\d|\b(?:global_?)?steps?\b\D{0,6}\d|\biter(?:ation)?s?\b\D{0,6}\d|it/s|s/it|/step\b|\d+%\||"
     r"\b(?:train_|val_)?loss\b\W{0,4}\d",
@@ -74,7 +81,8 @@ class Line:
 
 def line_of(number: int, raw: bytes) -> Line:
     """A line as it stands in the file."""
-    text = _ESCAPES.sub("", raw[:_LONGEST].decode("utf-8", "replace")).rstrip()
+    text = raw[:_LONGEST].decode("utf-8", "replace").removeprefix("\ufeff").rstrip()
+    text = _ESCAPES.sub("", _message(text) if text.startswith("{") else text)
     prefix = ""
     for _ in range(_MOST_PREFIXES):
         found = _PREFIX.match(text)
@@ -83,3 +91,12 @@ def line_of(number: int, raw: bytes) -> Line:
         prefix += found[0]
         text = text[found.end() :]
     return Line(number, prefix, text.strip())
+
+
+def _message(text: str) -> str:
+    """What a line of JSON says, as docker and the clouds' loggers write them."""
+    with suppress(ValueError):
+        said = json.loads(text)
+        found = next((said[key] for key in ("log", "message", "msg") if isinstance(said.get(key), str)), None)
+        return found.rstrip() if found else text
+    return text

@@ -18,16 +18,16 @@ _UNITS = {
     "GB": 10**9,
     "bytes": 1,
 }
-_SIZE = r"([\d.]+) ?(KiB|MiB|GiB|TiB|KB|MB|GB|bytes)"
+_SIZE = r"(\d+(?:\.\d+)?) ?(KiB|MiB|GiB|TiB|KB|MB|GB|bytes)"
 _ASKED = re.compile(rf"Tried to allocate {_SIZE}")
 _TOTAL = re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)")
 _FREE = re.compile(rf"(?:of which {_SIZE} is free|{_SIZE} free)")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _ALLOCATED = re.compile(rf"(?:{_SIZE} is allocated by PyTorch|{_SIZE} already allocated)")
 _RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch")
-_OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _OURS = re.compile(rf"this process has {_SIZE} memory in use")
-_MOST = 0.5
+_MOST, _PIECES = 0.5, 0.1
+"""Of the card: what others have, and what lies unused in pieces, to be the reason."""
 
 
 def refined(found: "Found", match: "Match") -> "Found":
@@ -46,14 +46,15 @@ def refined(found: "Found", match: "Match") -> "Found":
     unused = sizes["unused"]
     if unused is None and sizes["reserved"] is not None and sizes["allocated"] is not None:
         unused = sizes["reserved"] - sizes["allocated"]
-    others = sum(_size(one) for one in _OTHERS.findall(text))
-    if not others and total and sizes["free"] is not None:
-        held = sizes["ours"] or sizes["reserved"] or 0.0
-        others = total - sizes["free"] - held if held else 0.0
+    # In a container torch lists its own process among the others, by the host's number: what it has itself is known.
+    ours = sizes["ours"] or (
+        sizes["allocated"] + (unused or 0.0) if sizes["allocated"] is not None else sizes["reserved"]
+    )
+    others = total - sizes["free"] - ours if total and sizes["free"] is not None and ours is not None else 0.0
     if total and others > _MOST * total:
         note = f"others have {_gib(others)} of {_gib(total)}"
         return replace(found, id="cuda-oom-other-process", notes=(note,))
-    if asked and unused is not None and unused >= asked:
+    if asked and unused is not None and unused >= max(asked, _PIECES * (total or 0.0)):
         note = f"{_gib(unused)} are reserved and not used, {_gib(asked)} were asked for: no piece was as large"
         return replace(found, id="cuda-oom-fragmentation", notes=(note,))
     if asked and total and sizes["free"] is not None:

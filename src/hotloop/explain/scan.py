@@ -22,8 +22,9 @@ _TAIL_BYTES = 96 << 10
 _LONGEST = 16_000
 _MOST_MATCHES, _MOST_TRACEBACKS = 40, 100
 """Of a pattern, and at all: what comes later is not the first cause."""
-_MOST_SEEN = 200_000
-"""Lines of different kinds that are remembered: some tens of MB."""
+_ENDLESS = 8 << 20
+_MOST_SEEN = 500_000
+"""Lines of different kinds that are remembered, by their hashes: some 50 MB."""
 _TRACEBACK = Pattern("unknown", "vague", re.compile(""), (b"",))
 _WIDE = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 EXCEPTION = re.compile(
@@ -71,16 +72,16 @@ def scan(file: BinaryIO) -> Scan:
     Lines that differ from earlier ones by digits alone are not looked at again, but for those at the end: 640 patterns
     take 160 s for a gigabyte, and training writes the same line a million times.
     """
-    found, seen, counts = Scan(), set[bytes](), Counter[Pattern]()
+    found, seen, counts = Scan(), set[int](), Counter[Pattern]()
     tail: deque[bytes] = deque()
     for text, until, first_line in _windows(file, found):
-        window = _Window(text, text.count(b"\n", 0, until), first_line)
+        window = _Window(text, until, first_line)
         _look(window, window.fresh(seen), found, counts)
         tail.append(text[:until])
         while len(tail) > 1 and sum(map(len, tail)) - len(tail[0]) > _TAIL_BYTES:
             tail.popleft()
     end = b"".join(tail)[-_TAIL_BYTES:]
-    window = _Window(end, end.count(b"\n") + 1, found.lines - end.count(b"\n"))
+    window = _Window(end, len(end), found.lines - end.removesuffix(b"\n").count(b"\n"))
     _look(window, window.fresh(set()), found, Counter())
     found.tail = [line for place in range(window.count) if (line := window.line(place)).text]
     found.matches = sorted(set(found.matches), key=lambda match: (match.line.number, match.cause))
@@ -95,9 +96,12 @@ def _look(window: "_Window", fresh: Sequence[int], found: Scan, counts: Counter[
         at = text.find(anchor)
         while at >= 0:
             index = bisect_right(starts, at) - 1
+            left = [pattern for pattern in those if counts[pattern] < _MOST_MATCHES]
+            if not left:
+                break
             line = window.line(fresh[index])
-            for pattern in those if not line.source else ():
-                if counts[pattern] < _MOST_MATCHES and pattern.expression.search(line.text):
+            for pattern in left if not line.source else ():
+                if pattern.expression.search(line.text):
                     counts[pattern] += 1
                     found.matches.append(window.match(fresh[index], pattern))
             at = text.find(anchor, starts[index + 1])
@@ -117,13 +121,16 @@ def _windows(file: BinaryIO, found: Scan) -> Iterator[tuple[bytes, int, int]]:
     """Texts with the end of what is new in each, and the number of its first line; what follows it is for context."""
     carry, first_line = b"", 1
     for raw in _blocks(file, found):
-        text = carry + raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        text = carry + raw
         until = len(text) if not raw else text.rfind(b"\n", 0, max(0, len(text) - _AFTER_BYTES)) + 1
+        if not until and len(text) > _ENDLESS:  # a line without an end is looked at in pieces
+            until = len(text)
         if until:
             yield text, until, first_line
             first_line += text.count(b"\n", 0, until)
+            ended = text[until - 1 : until] == b"\n"
+            found.lines = first_line - ended
         carry = text[until:]
-    found.lines = first_line
 
 
 def _blocks(file: BinaryIO, found: Scan) -> Iterator[bytes]:
@@ -134,7 +141,8 @@ def _blocks(file: BinaryIO, found: Scan) -> Iterator[bytes]:
     """
     raw = file.read(_BLOCK)
     wide = next((name for mark, name in _WIDE.items() if raw.startswith(mark)), "")
-    if b"\0" in raw[:_BLOCK] and not wide and raw.count(b"\0") > len(raw) // 1000:
+    holes = re.sub(rb"\0{64,}", b"", raw) if b"\0" in raw else b""  # a file server that died leaves runs of them
+    if (not wide and holes.count(b"\0") > len(raw) // 1000) or (raw and not holes and b"\0" in raw):
         raise NotText
     decode = codecs.getincrementaldecoder(wide)("replace").decode if wide else None
     while raw:
@@ -149,12 +157,24 @@ class NotText(Exception):
 
 
 class _Window:
-    """Lines of the log that are looked at together, and some that follow them."""
+    """Lines of the log that are looked at together, and some that follow them.
 
-    def __init__(self, text: bytes, count: int, first_line: int) -> None:
-        self._lines = text.split(b"\n")
-        self._first = first_line
-        self.count = min(count, len(self._lines))
+    What a progress bar writes over is looked at by itself, and has the number of its line.
+    """
+
+    def __init__(self, text: bytes, until: int, first_line: int) -> None:
+        self._lines: list[bytes] = []
+        self._numbers: list[int] = []
+        self._known: dict[int, Line] = {}
+        number = first_line
+        self.count = 0
+        for part in (text[:until].removesuffix(b"\n"), text[until:]):
+            for whole in part.split(b"\n") if part else ():
+                pieces = whole.removesuffix(b"\r").split(b"\r") if b"\r" in whole else [whole]
+                self._lines += pieces
+                self._numbers += [number] * len(pieces)
+                number += 1
+            self.count = self.count or len(self._lines)
 
     def raw(self, place: int) -> bytes:
         """A line as it stands there, cut where nobody would read on."""
@@ -162,15 +182,17 @@ class _Window:
 
     def line(self, place: int) -> Line:
         """A line."""
-        return line_of(self._first + place, self.raw(place))
+        if place not in self._known:
+            self._known[place] = line_of(self._numbers[place], self.raw(place))
+        return self._known[place]
 
-    def fresh(self, seen: set[bytes]) -> list[int]:
-        """Lines whose like has not been seen; adds them to `seen`."""
+    def fresh(self, seen: set[int]) -> list[int]:
+        """Lines whose like has not been seen; adds them to `seen`, by their hashes."""
         if len(seen) > _MOST_SEEN:
             seen.clear()
         found = []
         for place, raw in enumerate(self._lines[: self.count]):
-            like = raw.translate(None, b"0123456789.")
+            like = hash(raw[:_LONGEST].translate(None, b"0123456789."))
             if like not in seen:
                 seen.add(like)
                 found.append(place)
