@@ -70,7 +70,7 @@ def scan(file: BinaryIO) -> Scan:
     """Read a log, in memory of a few blocks.
 
     Lines that differ from earlier ones by digits alone are not looked at again, but for those at the end: 640 patterns
-    take 160 s for a gigabyte, and training writes the same line a million times.
+    take minutes for a gigabyte, and training writes the same line a million times.
     """
     found, seen, counts = Scan(), set[int](), Counter[Pattern]()
     tail: deque[bytes] = deque()
