@@ -69,7 +69,7 @@ class Scan:
 def scan(file: BinaryIO) -> Scan:
     """Read a log, in memory of a few blocks.
 
-    Lines that differ from earlier ones by digits alone are not looked at again, but for those at the end: 640 patterns
+    Lines that differ from earlier ones by numbers alone, hexadecimal ones too, are not looked at again, but for those at the end: 640 patterns
     take minutes for a gigabyte, and training writes the same line a million times.
     """
     found, seen, counts = Scan(), set[int](), Counter[Pattern]()
@@ -192,7 +192,7 @@ class _Window:
             seen.clear()
         found = []
         for place, raw in enumerate(self._lines[: self.count]):
-            like = hash(raw[:_LONGEST].translate(None, b"0123456789."))
+            like = hash(raw[:_LONGEST].translate(None, b"0123456789abcdefABCDEF."))
             if like not in seen:
                 seen.add(like)
                 found.append(place)
