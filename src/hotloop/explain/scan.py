@@ -69,8 +69,8 @@ class Scan:
 def scan(file: BinaryIO) -> Scan:
     """Read a log, in memory of a few blocks.
 
-    Lines that differ from earlier ones by numbers alone, hexadecimal ones too, are not looked at again, but for those at the end: 640 patterns
-    take minutes for a gigabyte, and training writes the same line a million times.
+    Lines that differ from earlier ones by numbers alone, hexadecimal ones too, are not looked at again, but for those
+    at the end: 640 patterns take minutes for a gigabyte, and training writes the same line a million times.
     """
     found, seen, counts = Scan(), set[int](), Counter[Pattern]()
     tail: deque[bytes] = deque()
