@@ -16,6 +16,8 @@ from hotloop.explain.scan import scan
 
 LOGS = Path(__file__).parents[1] / "tests/logs"
 _GIGABYTE = 10**9
+FIRST_SCORE = {"logs": 135, "right": 131, "commit": "a137bed"}
+"""Of the folders unseen*, before anybody who writes the rules had read them. The four were read then, and mended."""
 
 
 def named(file: Path) -> str:
@@ -66,11 +68,10 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=_GIGABYTE)
     arguments = parser.parse_args()
     parts = {folder.name: scored(folder) for folder in sorted(LOGS.iterdir()) if folder.is_dir()}
-    blind = [part for name, part in parts.items() if name.startswith("unseen")]
     content = {
         "goals": {"top1": 0.95, "seconds": 60},
         "top1": sum(part["right"] for part in parts.values()) / sum(part["logs"] for part in parts.values()),
-        "top1_unseen": sum(part["right"] for part in blind) / sum(part["logs"] for part in blind),
+        "unseen_when_first_scored": FIRST_SCORE,
         "parts": parts,
         "large": speed(arguments.bytes),
     }

@@ -183,9 +183,10 @@ def imagenet_run(result: dict[str, Any]) -> tuple[str, str]:
 
 def explain(result: dict[str, Any]) -> tuple[str, str]:
     logs = sum(part["logs"] for part in result["parts"].values())
-    large = result["large"]
+    large, blind = result["large"], result["unseen_when_first_scored"]
+    unread = f"{blind['right'] / blind['logs']:.1%} of the {blind['logs']} among them that nobody had read"
     text = (
-        f"{result['top1']:.1%} of {logs} logs, 97.0 % of the 135 that nobody had read when they were first scored; "
+        f"{result['top1']:.1%} of {logs} logs; {unread}, when they were first scored; "
         f"{large['bytes'] / 1e9:.0f} GB in {large['seconds']:.0f} s"
     )
     return "`hotloop explain`: the first cause is the one named", text

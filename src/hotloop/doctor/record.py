@@ -129,7 +129,6 @@ class Driver(_Part):
     libcuda: str = ""
     device_files: tuple[DeviceFile, ...] = ()
     on_bus: int | None = None
-    switches: int = 0
     acs: int | None = None
     """PCI bridges that send copies between cards through the root (access control services); None if not readable."""
     amd: int = 0
@@ -316,7 +315,6 @@ class Interface(_Part):
     name: str
     up: bool
     speed_mbit: int | None = None
-    addresses: tuple[str, ...] = ()
 
 
 class Rdma(_Part):

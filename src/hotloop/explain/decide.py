@@ -10,6 +10,9 @@ from hotloop.explain.scan import EXCEPTION, Match, Scan
 
 _POINTS: dict[Strength, float] = {"sure": 3.0, "likely": 2.0, "vague": 1.0}
 _WARNED, _QUIET, _HANDLED, _RECOVERED, _UNKNOWN = 1.6, 0.5, 2.5, 0.8, 1.2
+"""What is taken off for a warning, a cause that ends nothing, words of its being dealt with, training that went on; and
+what an exception that is not known counts. Chosen on the logs of tests/logs/{gpu,provoked,composed}.
+"""
 _GOES_ON = 8
 """So many lines of progress after a line: it may have been dealt with, or they were buffered when it was written."""
 _CONFIDENCE = {3.0: 0.95, 2.0: 0.75, 1.0: 0.45}

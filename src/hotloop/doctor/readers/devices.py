@@ -20,7 +20,6 @@ def read() -> dict[str, Any]:
         "module": module[1] if module else "",
         "device_files": files,
         "on_bus": gpus.count("0x10de") if vendors else None,
-        "switches": sum(vendor == "0x10de" and kind.startswith("0x0680") for vendor, kind in vendors),
         "amd": gpus.count("0x1002"),
         "acs": _redirecting(),
         "libcuda": _libcuda(),

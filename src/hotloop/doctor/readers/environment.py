@@ -57,7 +57,6 @@ def _interfaces() -> Iterator[dict[str, Any]]:
             "name": path.name,
             "up": text(path / "operstate") in ("up", "unknown"),  # tunnels and the loopback do not tell
             "speed_mbit": speed if speed and speed > 0 else None,
-            "addresses": [],
         }
 
 
