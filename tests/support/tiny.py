@@ -1,6 +1,7 @@
 """Small models and tasks that tests name as "tiny:...". torch is imported when they are built, not before."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -172,3 +173,30 @@ class OnTwoOnly(Regression):
 def stuck() -> None:
     """Waits for what never comes."""
     threading.Event().wait()
+
+
+class Paced(Regression):
+    """A step takes as long as it is told to, so that there is time to interrupt a run."""
+
+    def __init__(self, job: hotloop.Job, seconds: float = 0.0, **options: Any) -> None:
+        super().__init__(job, **options)
+        self.seconds = seconds
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        time.sleep(self.seconds if model.training else 0.0)
+        outputs: Tensor = model(batch["inputs"])
+        return outputs
+
+
+class Doomed(Regression):
+    """Its third step is its end, by a signal that nobody hears."""
+
+    steps = 0
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        self.steps += model.training
+        if self.steps == 3:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        outputs: Tensor = model(batch["inputs"])
+        return outputs

@@ -1,7 +1,6 @@
 """`hotloop runs`."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hotloop.cli.table import print_table
 from hotloop.core.compare import Comparison, compare_runs
 from hotloop.core.run import Run, find_run, list_runs, plain
 from hotloop.core.units import format_seconds
@@ -40,7 +40,7 @@ def runs(context: click.Context, root: Path, as_json: bool) -> None:
     elif not found:
         click.echo(f"no runs in {root}")
     else:
-        _print_table(("run", "status", "steps", "training", "samples/s", "metrics"), [_cells(run) for run in found])
+        print_table(("run", "status", "steps", "training", "samples/s", "metrics"), [_cells(run) for run in found])
 
 
 @runs.command()
@@ -87,11 +87,11 @@ def _print_comparison(comparison: Comparison) -> None:
     names = (comparison.a, comparison.b)
     if comparison.settings:
         rows = [(key, *map(_shown, values)) for key, values in comparison.settings.items()]
-        _print_table(("setting", *names), rows)
+        print_table(("setting", *names), rows)
     else:
         click.echo("settings: equal")
     rows = [(name, *map(_shown, values)) for name, values in comparison.results.items()]
-    _print_table(("result", *names), rows)
+    print_table(("result", *names), rows)
     for curve in comparison.curves:
         click.echo(curve.sentence)
 
@@ -100,17 +100,3 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4f}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 1000)  # a pipe has no width: keep each row on one line
-    console.print(table)

@@ -34,14 +34,20 @@ _STOPPED_EARLY = 75
     "PATH: continue a checkpoint or a run.",
 )
 @click.option("--settings", type=click.Path(path_type=Path), help="What `hotloop tune` has found for this job.")
+@click.option("--nnodes", type=click.IntRange(1), default=1, metavar="N", help="Machines that train it together.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, metavar="K", help="The number of this one, from 0.")
+@click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Of the first machine, where all meet.")
+@click.option("--rdzv-id", default="hotloop", metavar="ID", help="The same on all machines; another for each start.")
 @click.option("--dry-run", is_flag=True, help="Check job, data and model, say what would be trained, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def train(
-    file: Path, overrides: tuple[str, ...], resume: str, settings: Path | None, dry_run: bool, as_json: bool
-) -> int:
+    file: Path, overrides: tuple[str, ...], resume: str, settings: Path | None, nnodes: int, node_rank: int,
+    rdzv_endpoint: str, rdzv_id: str, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Train what a job file asks for.
 
     Ctrl-C or SIGTERM saves at the next step and exits with 75; the same command continues if the job has a run.dir.
+    On several machines each is started with the same words and a --node-rank of its own.
     """
     tuned: list[str] = []
     if settings:
@@ -51,6 +57,7 @@ def train(
         if threads:
             os.environ["OMP_NUM_THREADS"] = str(threads)
     job = load_job(file, [*tuned, *overrides])
+    host, port = _place(nnodes, node_rank, rdzv_endpoint)
     if importlib.util.find_spec("torch") is None:
         raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
     set_environment()
@@ -62,15 +69,37 @@ def train(
         plan = inspect_job(job, read_machine())
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
-    if (number := _processes(job)) > 1:
-        from hotloop.train.elastic import train_in_ranks
+    if (number := _processes(job, nnodes)) > 1 or nnodes > 1:
+        from hotloop.train.elastic import ONE, Nodes, train_in_ranks
         from hotloop.train.gpus import answering_gpus
         from hotloop.train.world import team_size
 
         command = _command(file, overrides, resume, settings, as_json)
-        answering = None if job.device == "cpu" else answering_gpus
-        return train_in_ranks(command, number, job.ranks, _tell, answering, team_size(job, number))
+        alone = nnodes == 1
+        nodes = ONE if alone else Nodes(nnodes, node_rank, host, port, rdzv_id)
+        answering = answering_gpus if alone and job.device != "cpu" else None
+        return train_in_ranks(command, number, job.ranks, _tell, answering, team_size(job, number * nnodes), nodes)
     return _train(file, job, resume, as_json)
+
+
+def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
+    """Where so many machines meet.
+
+    Raises:
+        InputError: it is not said, or there is no such machine.
+    """
+    if node_rank >= nnodes:
+        raise InputError(
+            f"--node-rank {node_rank} is not less than --nnodes {nnodes}", "machines count from 0",
+            f"--node-rank {nnodes - 1} for the last",
+        )  # fmt: skip
+    host, _, port = endpoint.rpartition(":")
+    if nnodes > 1 and not (host and port.isdecimal() and 0 < int(port) < 65000):
+        raise InputError(
+            f"--rdzv-endpoint {endpoint!r} is no host and port", f"{nnodes} machines have to meet somewhere",
+            "--rdzv-endpoint FIRST_MACHINE:29500",
+        )  # fmt: skip
+    return host, int(port) if nnodes > 1 else 0
 
 
 def set_environment() -> None:
@@ -83,11 +112,19 @@ def set_environment() -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
-def _processes(job: Job) -> int:
-    """How many to start; 1: this one trains, alone or as one of several that somebody else has started."""
+def _processes(job: Job, nodes: int) -> int:
+    """How many to start; 1: this one trains, alone or as one of several that somebody else has started.
+
+    Raises:
+        InputError: the machines are given twice.
+    """
     from hotloop.train.world import is_rank, processes_for
 
-    return 1 if is_rank() else processes_for(job)
+    if is_rank() and nodes > 1:
+        raise InputError(
+            f"--nnodes {nodes} within torchrun", "WORLD_SIZE and RANK are set already", "leave out --nnodes"
+        )
+    return 1 if is_rank() else processes_for(job, nodes)
 
 
 def _command(
@@ -108,7 +145,7 @@ def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
     from hotloop.cli.progress import rank_observer, terminal_observer
     from hotloop.train.patience import StopRequested
     from hotloop.train.training import train_job
-    from hotloop.train.world import joined_world, peer_lost
+    from hotloop.train.world import PEER_LOST, joined_world, peer_lost
 
     with joined_world(job.device, job.ranks.timeout.amount) as world:
         try:
@@ -126,10 +163,12 @@ def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
         except Exception as error:
             if world.size == 1 or not (gone := peer_lost(error)):
                 raise
+            world.note(f"{PEER_LOST}-{world.rank}", gone)
             raise SystemExit(f"rank {world.rank} ends: {gone}") from None
         code = 0 if result.status == "finished" else _STOPPED_EARLY
-        if world.first:
+        if world.local_rank == 0:
             world.note("code", str(code))
+        if world.first:
             if as_json:
                 click.echo(json.dumps(plain({"run": str(run.directory), **asdict(result)})))
             else:

@@ -41,13 +41,14 @@ def read_history(file: Path) -> History:
     return found
 
 
-def note_start(file: Path, now: float, last_sign: float | None, was_interrupted: bool) -> None:
+def note_start(file: Path, now: float, last_sign: float | None, was_interrupted: bool, launched: str = "") -> None:
     """Add this start.
 
     Args:
         now: seconds since 1970.
         last_sign: when the start before this one last wrote something; None: there was none.
         was_interrupted: whether that one ended otherwise than by itself.
+        launched: by what, as which job of it, and where; empty: by hand.
     """
     lines = file.read_text().splitlines() if file.exists() else []
     ran = 0.0
@@ -56,5 +57,5 @@ def note_start(file: Path, now: float, last_sign: float | None, was_interrupted:
             ran = max(0.0, last_sign - float(json.loads(lines[-1])["time"]))
         except (ValueError, KeyError, TypeError):
             was_interrupted = False  # a line that cannot be read tells nothing
-    start = {"time": now, "ran_seconds": ran, "was_interrupted": bool(lines) and was_interrupted}
+    start = {"time": now, "ran_seconds": ran, "was_interrupted": bool(lines) and was_interrupted, "launched": launched}
     write_atomic(file, "".join(f"{line}\n" for line in [*lines, json.dumps(start)]))

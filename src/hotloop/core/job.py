@@ -53,6 +53,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
+_SLURM_TIME = r"^(\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2})?$"
+
+
 class AugmentSection(Section):
     """How training images are varied; every draw depends on seed, epoch and image alone."""
 
@@ -276,6 +279,42 @@ class RunSection(Section):
     root: str = Field("runs", description="without dir, each start makes a new directory in here")
 
 
+class SlurmSection(Section):
+    """On Slurm."""
+
+    partition: str = Field("", description="empty: the default one")
+    account: str = Field("", description="empty: the user's own")
+    qos: str = Field("", description="quality of service; empty: the default")
+    time: str = Field(
+        "", pattern=_SLURM_TIME, description='limit of each start, "90", "12:00:00" or "2-00:00:00"; then it goes on'
+    )
+    notice: IntervalText = Field(Interval(120, "seconds"), description="before that limit, to save in")
+    containers: Literal["none", "apptainer", "pyxis"] = Field("none", description="what runs launch.image")
+    options: list[str] = Field(default_factory=list, description='more of sbatch: ["--constraint=h200"]')
+
+
+class LaunchSection(Section):
+    """Where `hotloop launch` starts it. Each engine restarts it after an interruption, until it has finished."""
+
+    nodes: PositiveInt = Field(1, description="machines")
+    gpus: NonNegativeInt | Auto = Field(
+        "auto", description="of each machine; auto: ranks.processes, else on this machine all"
+    )
+    cpus: PositiveInt | Auto = Field("auto", description="processors of each machine; auto: as the engine has it")
+    memory_gib: PositiveInt | Auto = Field("auto", description="of each machine; auto: as the engine has it")
+    image: str = Field("", description="container image that has hotloop; empty: this Python, from the same path")
+    setup: list[str] = Field(default_factory=list, description='shell lines before: ["module load cuda/13"]')
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="variables of the training; no secrets: they would lie in files"
+    )
+    network: Literal["auto", "infiniband", "ethernet", "efa"] = Field(
+        "auto", description="between machines; auto: NCCL's own choice"
+    )
+    interface: str = Field("", description="of the network: eth0, or ^docker,lo; empty: NCCL's own choice")
+    topology_file: str = Field("", description="for NCCL, where machines do not tell how they are built")
+    slurm: SlurmSection = Field(default_factory=lambda: SlurmSection())
+
+
 class Job(Section):
     """One training, as asked for."""
 
@@ -308,6 +347,7 @@ class Job(Section):
     ranks: RanksSection = Field(default_factory=lambda: RanksSection())
     log: LogSection = Field(default_factory=lambda: LogSection())
     run: RunSection = Field(default_factory=lambda: RunSection())
+    launch: LaunchSection = Field(default_factory=lambda: LaunchSection())
 
     def to_toml(self) -> str:
         """The whole job as TOML, defaults included; keys without a value are left out."""

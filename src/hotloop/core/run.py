@@ -33,6 +33,9 @@ from hotloop.core.machine import Machine
 
 Status = Literal["finished", "preempted", "failed", "running", "interrupted"]
 
+LAUNCHED = "HOTLOOP_LAUNCHED"
+"""Environment variable by which what has launched a run says so."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -136,12 +139,16 @@ class Run:
     def name(self) -> str:
         return self.directory.name
 
-    def note_start(self, now: float) -> History:
-        """Note a start, in seconds since 1970, and say how often the run has been interrupted before."""
+    def note_start(self, now: float, launched: str = "") -> History:
+        """Note a start, in seconds since 1970, and say how often the run has been interrupted before.
+
+        Args:
+            launched: by what, as which job of it, and where; empty: by hand.
+        """
         written = self.metrics_file.stat().st_mtime if self.metrics_file.exists() else None
         result = self.result()
         with suppress(OSError):  # a full disk stops the run where something is lost by it
-            note_start(self.starts_file, now, written, result is None or result.status == "preempted")
+            note_start(self.starts_file, now, written, result is None or result.status == "preempted", launched)
         return read_history(self.starts_file)
 
     def write_start(self, job: Job, machine: Machine) -> None:

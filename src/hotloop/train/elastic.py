@@ -1,4 +1,4 @@
-"""Several ranks on this machine: started by torchrun's own agent, watched, and started again when one is lost."""
+"""The ranks of this machine: started by torchrun's own agent, watched, and started again when one is lost."""
 
 import logging
 import os
@@ -11,20 +11,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import RanksSection
+from hotloop.core.units import format_seconds
 from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
-from hotloop.train.world import FOLDER, PARENT, RESTARTS
+from hotloop.train.world import FOLDER, PARENT, PEER_LOST, RESTARTS
 
 _LOOK_SECONDS = 0.2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_STOPPED_EARLY = 75
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines that train one model together, and where they meet.
+
+    Attributes:
+        rank: the number of this one, from 0.
+        host: of the first machine, which all others reach.
+        port: there; each restart takes the next one, as what the ranks before have left may hold it.
+        id: the same on all machines, and another one for each start of the job.
+    """
+
+    number: int = 1
+    rank: int = 0
+    host: str = "localhost"
+    port: int = 0
+    id: str = "hotloop"
+
+    def meeting(self, restart: int, timeout_seconds: float) -> dict[str, Any]:
+        """Of a start, in words of torchrun's LaunchConfig."""
+        name = f"{self.id}-{restart}"
+        if self.number == 1:
+            return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": name, "local_addr": "localhost"}
+        where = {"rdzv_backend": "static", "rdzv_endpoint": f"{self.host}:{self.port + restart}", "run_id": name}
+        return {**where, "rdzv_configs": {"rank": self.rank, "timeout": timeout_seconds}}
+
+
+ONE = Nodes()
 
 
 @dataclass(frozen=True)
@@ -33,11 +65,11 @@ class Lost:
 
     Attributes:
         text: which, and how.
-        killed: whether a signal ended the first of them.
+        outside: whether what ended the first of them was not itself: a signal, or another machine's ranks.
     """
 
     text: str
-    killed: bool
+    outside: bool
 
 
 def train_in_ranks(
@@ -47,34 +79,36 @@ def train_in_ranks(
     notify: Callable[[str], None],
     answering: Callable[[], Answers] | None = None,
     team: int = 1,
+    nodes: Nodes = ONE,
 ) -> int:
     """Run a command as so many ranks on this machine until they have ended.
 
-    A signal asks the ranks to save and stop. If one is lost, all are started again and go on from the last checkpoint;
-    not if what failed would fail again: bad input, or an error before a single step. Where GPUs do not answer after
-    such an error, it is as many ranks as there are others.
+    A signal asks the ranks to save and stop, those of other machines too. If one is lost, all are started again and go
+    on from the last checkpoint; not if what failed would fail again: bad input, or an error before a single step. Where
+    GPUs do not answer after such an error, it is as many ranks as there are others.
 
     Args:
         command: the module and its arguments that each rank runs by `python -m`.
         answering: asks the GPUs; None on CPUs.
         team: so many ranks compute each layer together: there are always whole teams.
+        nodes: this machine among those that train together.
 
     Returns:
         the exit code: the first rank's, or 1.
 
     Raises:
-        HotloopError: a rank makes no progress.
+        HotloopError: a rank makes no progress, or other machines do not come.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
     gpus: list[str] = []
     with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
         for restart in range(settings.restarts + 1):
-            attempt = _Attempt(Path(name), number, restart, settings.timeout.amount)
+            attempt = _Attempt(Path(name), number, restart, settings.timeout.amount, nodes)
             lost = attempt.run(command, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
             if lost is None or attempt.said is not None:
                 return attempt.said or 0
             may = restart < settings.restarts and not attempt.stopping
-            again = may and (lost.killed or attempt.progressed)
+            again = may and (lost.outside or attempt.progressed)
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, gpus, again = len(left), left, True
@@ -99,15 +133,17 @@ def _left(answers: Answers, used: Sequence[str], number: int, team: int) -> list
 class _Attempt:
     """All ranks once."""
 
-    def __init__(self, folder: Path, number: int, restart: int, limit_seconds: float) -> None:
+    def __init__(self, folder: Path, number: int, restart: int, limit_seconds: float, nodes: Nodes) -> None:
         self._folder = folder
         self._number = number
         self._restart = restart
+        self._limit = limit_seconds
+        self._nodes = nodes
         self._lost: Lost | None = None
         self._error: BaseException | None = None
-        for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*")]:
+        for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*"), *folder.glob(f"{PEER_LOST}-*")]:
             old.unlink()
-        self._watch = Watch(folder, number, limit_seconds)
+        self._watch = Watch(folder, limit_seconds)
 
     @property
     def said(self) -> int | None:
@@ -156,10 +192,11 @@ class _Attempt:
         return self._lost
 
     def _launch(self, command: Sequence[str]) -> None:
+        nodes = self._nodes
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=self._number, run_id=f"hotloop-{os.getpid()}-{self._restart}",
-            rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "logs")), local_addr="localhost",
+            min_nodes=nodes.number, max_nodes=nodes.number, nproc_per_node=self._number, max_restarts=0,
+            monitor_interval=0.1, logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "logs")),
+            **nodes.meeting(self._restart, self._limit),
         )  # fmt: skip
         try:
             elastic_launch(config, sys.executable)("-P", "-m", *command)  # the job's folder comes last in the path
@@ -167,9 +204,22 @@ class _Attempt:
             rank, first = error.get_first_failure()
             number = -first.exitcode
             how = f"was ended by {_signal_name(number)}" if number > 0 else f"ended with {first.exitcode}"
-            self._lost = Lost(f"rank {rank} {how}", killed=number > 0)
+            by_others = nodes.number > 1 and (self._folder / f"{PEER_LOST}-{rank}").exists()
+            self._lost = Lost(f"rank {rank} {how}", outside=number > 0 or by_others)
+        except (DistError, RendezvousError) as error:
+            missed = nodes.number > 1
+            self._error = _not_met(nodes, self._restart, self._limit, error) if missed else error
         except BaseException as error:
             self._error = error
+
+
+def _not_met(nodes: Nodes, restart: int, limit_seconds: float, error: Exception) -> HotloopError:
+    place = f"{nodes.host}:{nodes.port + restart}"
+    return HotloopError(
+        f"{nodes.number} machines have not met at {place} within {format_seconds(limit_seconds)}",
+        next(iter(str(error).splitlines()), type(error).__name__),
+        "see that each was started and has not ended, and that it reaches that port",
+    )
 
 
 def _kill_ranks(folder: Path) -> None:

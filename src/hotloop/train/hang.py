@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hotloop.core.units import count, format_seconds
-from hotloop.train.heartbeat import Heartbeat, asked_file, collective_file, heartbeat_file, stacks_file
+from hotloop.train.heartbeat import Heartbeat, asked_file, collective_file, heartbeat_files, stacks_file
 
 _START = 3.0
 """Before its first step a rank compiles and reads; so many times the limit."""
@@ -29,21 +29,17 @@ class Watch:
         report: what each rank is at, once they hang.
     """
 
-    def __init__(self, folder: Path, number: int, limit_seconds: float) -> None:
+    def __init__(self, folder: Path, limit_seconds: float) -> None:
         self.report = ""
         self._folder = folder
-        self._number = number
         self._limit = limit_seconds
         self._seen: dict[int, tuple[int, str]] = {}
         self._since = time.monotonic()
 
     def beats(self) -> dict[int, Heartbeat]:
         """Of the ranks that have written one."""
-        found = {}
-        for rank in range(self._number):
-            with suppress(FileNotFoundError):
-                found[rank] = Heartbeat(**json.loads(heartbeat_file(self._folder, rank).read_text()))
-        return found
+        beats = [Heartbeat(**json.loads(file.read_text())) for file in heartbeat_files(self._folder)]
+        return {beat.rank: beat for beat in beats}
 
     def hung(self) -> str:
         """Who holds the others up, in a line; empty while there is progress."""

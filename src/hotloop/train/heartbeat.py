@@ -101,6 +101,11 @@ def heartbeat_file(folder: Path, rank: int) -> Path:
     return folder / f"heartbeat-{rank}.json"
 
 
+def heartbeat_files(folder: Path) -> list[Path]:
+    """Of all ranks of this machine that have written one."""
+    return sorted(folder.glob("heartbeat-*.json"))
+
+
 def asked_file(folder: Path) -> Path:
     """There once ranks are asked for what they sent last."""
     return folder / "asked"

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from torch import nn
 from hotloop.core.errors import HotloopError, InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
-from hotloop.core.run import Result, Run, Status, open_run
+from hotloop.core.run import LAUNCHED, Result, Run, Status, open_run
 from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
@@ -222,7 +223,7 @@ class _Training:
             parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")
             return before
         if parts.world.first:
-            parts = replace(parts, history=parts.run.note_start(time.time()))
+            parts = replace(parts, history=parts.run.note_start(time.time(), os.environ.get(LAUNCHED, "")))
         loop = Loop(parts, progress)
         resumed_from = str(loaded.path) if loaded else ""
         try:

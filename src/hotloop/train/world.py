@@ -25,6 +25,9 @@ _PATIENCE = 10
 FOLDER, PARENT, RESTARTS = "HOTLOOP_RANKS_FOLDER", "HOTLOOP_RANKS_PARENT", "HOTLOOP_RANKS_RESTARTS"
 """Environment variables of ranks that `hotloop train` has started."""
 
+PEER_LOST = "peer-lost"
+"""With its number, a word that a rank leaves that has ended because another one was lost."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -205,8 +208,11 @@ def check_shardable(job: Job) -> None:
             )
 
 
-def processes_for(job: Job) -> int:
+def processes_for(job: Job, nodes: int = 1) -> int:
     """How many processes of this machine train a job together.
+
+    Args:
+        nodes: how many machines do.
 
     Raises:
         InputError: there are not as many GPUs as it asks for, not as many samples in a batch, or settings do not go
@@ -214,13 +220,18 @@ def processes_for(job: Job) -> int:
     """
     gpus = torch.cuda.device_count() if job.device != "cpu" else 0
     asked = job.ranks.processes
+    if job.parallel == "none" and nodes > 1:
+        raise InputError(
+            f'parallel = "none" does not go with {nodes} machines', "one process trains alone", "--set parallel=auto"
+        )
     if job.parallel == "none":
         return 1
     if job.parallel in DIVIDED:
         check_shardable(job)
     if asked == "auto":
-        return max(1, min(gpus, job.data.batch_size))
-    check_share(job, asked)
+        check_share(job, nodes)
+        return max(1, min(gpus, job.data.batch_size // nodes))
+    check_share(job, asked * nodes)
     if (job.device == "cuda" or (gpus and job.device == "auto")) and asked > gpus:
         raise InputError(
             f"ranks.processes = {asked} is more than the {count(gpus, 'GPU')} here",

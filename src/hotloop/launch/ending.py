@@ -1,0 +1,35 @@
+"""How a launch's last start has ended, by what it has left in files."""
+
+import re
+from typing import get_args
+
+from hotloop.launch.record import Launch
+from hotloop.launch.status import State, Status
+
+_TAIL_BYTES = 1 << 16
+_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
+
+
+def read_end(launch: Launch) -> Status | None:
+    """What the script has written at its end; None while it has not, or what it wrote is not ours."""
+    try:
+        word, _, reason = launch.end_file.read_text().strip().partition(" ")
+    except OSError:
+        return None
+    for state in get_args(State):
+        if state == word:
+            return Status(state, (last_error(launch) or reason) if state == "failed" else reason)
+    return None
+
+
+def last_error(launch: Launch) -> str:
+    """The first line of the last error in the log's end; empty if there is none."""
+    try:
+        with launch.log_file.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    found: list[str] = _ERROR.findall(text)
+    return found[-1] if found else ""

@@ -1,0 +1,100 @@
+"""This machine: a process of its own that outlives the terminal."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from hotloop.core.errors import InputError
+from hotloop.core.files import write_atomic
+from hotloop.core.machine import Machine, read_machine
+from hotloop.core.units import count
+from hotloop.launch.ending import last_error, read_end
+from hotloop.launch.engine import Document, read_log
+from hotloop.launch.record import Launch
+from hotloop.launch.render import render_script, this_python
+from hotloop.launch.request import Request
+from hotloop.launch.status import Status
+
+
+class Local:
+    """This machine.
+
+    Args:
+        machine: reads what it has.
+    """
+
+    look_seconds = 0.2
+
+    def __init__(self, machine: Callable[[], Machine] = read_machine) -> None:
+        self._machine = machine
+
+    def gpus(self) -> int:
+        """All of this machine."""
+        return len(self._machine().gpus)
+
+    def check(self, request: Request) -> None:
+        """One machine, with as many GPUs as are asked for."""
+        if request.nodes > 1:
+            raise InputError(
+                f"{count(request.nodes, 'machine')} on local", "local is this machine alone", "--on slurm, or --nodes 1"
+            )
+        if request.job.device != "cpu" and request.gpus > (here := self.gpus()):
+            raise InputError(
+                f"{count(request.gpus, 'GPU')} are asked for, and this machine has {here}",
+                "each process trains on one of its own",
+                f"--gpus {here}",
+            )
+
+    def documents(self, request: Request) -> list[Document]:
+        """The script that the process runs."""
+        return [Document("launch.sh", render_script("local.sh.jinja", request, command=this_python()))]
+
+    def submit(self, request: Request) -> str:
+        """Start it; its process number."""
+        script = request.folder / "launch.sh"
+        write_atomic(script, self.documents(request)[0].text)
+        with (request.folder / "log.txt").open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own script
+                ["/bin/bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        write_atomic(request.folder / "process", f"{process.pid} {_started(process.pid)}\n")
+        process.returncode = 0  # it is not ours to wait for: it goes on after this command
+        return str(process.pid)
+
+    def status(self, launch: Launch) -> Status:
+        """By its process and what that has left."""
+        if (end := read_end(launch)) is not None:
+            return end
+        if launch.host != os.uname().nodename:
+            return Status("lost", f"it was started on {launch.host}, and can be asked there")
+        if _is_alive(launch):
+            return Status("running", hosts=launch.host, starts=1)
+        return read_end(launch) or Status("lost", last_error(launch) or "its process is gone", starts=1)
+
+    def log(self, launch: Launch, follow: bool) -> Iterator[str]:
+        """Of its file."""
+        return read_log(launch.log_file, follow, lambda: self.status(launch).ended, self.look_seconds)
+
+    def cancel(self, launch: Launch) -> None:
+        """SIGTERM: it saves and stops."""
+        if _is_alive(launch):
+            with suppress(ProcessLookupError):
+                os.kill(int(launch.id), signal.SIGTERM)
+
+
+def _is_alive(launch: Launch) -> bool:
+    """Whether its process is there, and is no other one that has taken its number since."""
+    file = Path(launch.folder) / "process"
+    return file.exists() and file.read_text().split()[1] == _started(int(launch.id))
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in clock ticks since the machine was; empty if there is none, or its end is seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

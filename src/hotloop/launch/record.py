@@ -1,0 +1,92 @@
+"""What was launched: a file for each in the folder of the runs, by which it is found again."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hotloop.core.errors import InputError
+from hotloop.core.files import write_atomic
+from hotloop.launch.request import FOLDER, Request
+
+_FILE = "launch.json"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One that was handed over.
+
+    Attributes:
+        on: the engine.
+        id: what that calls it.
+        submitted: when, ISO 8601 with its zone.
+        host: from which machine.
+        folder, run_dir: as in Request.
+    """
+
+    name: str
+    on: str
+    id: str
+    nodes: int
+    gpus: int
+    submitted: str
+    host: str
+    folder: str
+    run_dir: str
+
+    @property
+    def log_file(self) -> Path:
+        """What engines that write into files write."""
+        return Path(self.folder) / "log.txt"
+
+    @property
+    def end_file(self) -> Path:
+        """How the last start ended: a state, and maybe a reason after it."""
+        return Path(self.folder) / "end"
+
+    @property
+    def cancel_file(self) -> Path:
+        """There once it is to be cancelled: what ends because of that is not started again."""
+        return Path(self.folder) / "cancelled"
+
+
+def prepare_folder(request: Request) -> None:
+    """Make the launch's folder, with the job in it."""
+    request.folder.mkdir(parents=True)
+    write_atomic(request.job_file, request.job.to_toml())
+
+
+def keep(launch: Launch) -> Launch:
+    """Write it down."""
+    write_atomic(Path(launch.folder) / _FILE, json.dumps(asdict(launch), indent=2) + "\n")
+    return launch
+
+
+def list_launches(root: Path) -> list[Launch]:
+    """Of all runs in a folder, or in a folder of it; oldest first. What cannot be read is left out."""
+    found = []
+    for file in {*root.glob(f"{FOLDER}/*/{_FILE}"), *root.glob(f"*/{FOLDER}/*/{_FILE}")}:
+        try:
+            found.append(Launch(**json.loads(file.read_text())))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(found, key=lambda launch: (launch.submitted, launch.name))
+
+
+def find_launch(text: str, root: Path) -> Launch:
+    """The one of a name, or of an engine's id.
+
+    Args:
+        root: in which runs are written, or in a folder of it.
+
+    Raises:
+        InputError: there is none, or there are several.
+    """
+    launches = list_launches(root)
+    found = [one for one in launches if one.name == text] or [one for one in launches if one.id == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        where = ", ".join(one.folder for one in found)
+        raise InputError(f"{text} is {len(found)} launches", where, "--root FOLDER, with the folder of one of them")
+    names = ", ".join(one.name for one in launches[-3:]) or "none"
+    raise InputError(f"no launch {text}", f"in {root.absolute()}: {names}", "hotloop launch status")

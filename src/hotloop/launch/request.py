@@ -1,0 +1,151 @@
+"""What is asked of an engine: a job with everything that it leaves open settled."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.errors import InputError
+from hotloop.core.job import Job
+from hotloop.core.units import count
+from hotloop.launch.network import network_variables
+
+FOLDER = ".launch"
+"""In the folder of the runs: what launches have left."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training to be started.
+
+    Attributes:
+        name: of this launch; no other one in the same folder has it.
+        job: as the training reads it: with a run.dir, so that each start continues the same run.
+        nodes: machines.
+        gpus: of each.
+        directory: where paths in the job begin.
+        folder: what the launch leaves: script, log, how it ended.
+        run_dir: of the run.
+        environment: variables that are set for it, besides those that it finds.
+    """
+
+    name: str
+    job: Job
+    nodes: int
+    gpus: int
+    directory: Path
+    folder: Path
+    run_dir: Path
+    environment: Mapping[str, str]
+
+    @property
+    def job_file(self) -> Path:
+        """The job as the training reads it; what is changed in the user's file after this changes nothing."""
+        return self.folder / "job.toml"
+
+
+def make_request(
+    job: Job, nodes: int | None, gpus: int | None, gpus_of: Callable[[], int], directory: Path, now: datetime
+) -> Request:
+    """Settle what a job leaves open.
+
+    Args:
+        nodes, gpus: in place of those of the job, where they are given.
+        gpus_of: a machine of the engine, asked where neither says it.
+        directory: where paths in the job begin: the current one.
+
+    Raises:
+        InputError: what is asked for contradicts itself, or holds a secret.
+    """
+    check_secrets(job)
+    check_environment(job.launch.environment)
+    nodes = nodes or job.launch.nodes
+    asked = job.launch.gpus if gpus is None else gpus
+    gpus = asked if isinstance(asked, int) else _wanted_gpus(job, gpus_of)
+    processes = job.ranks.processes if job.ranks.processes != "auto" else max(1, gpus)
+    if job.device != "cpu" and gpus and processes > gpus:
+        raise InputError(
+            f"ranks.processes = {processes} is more than the {count(gpus, 'GPU')} of a machine",
+            "each process trains on one of its own",
+            f"--gpus {processes}, or --set ranks.processes={gpus}",
+        )
+    if (all_processes := processes * nodes) > job.data.batch_size:
+        raise InputError(
+            f"data.batch_size = {job.data.batch_size} is less than the {all_processes} processes that share a batch",
+            f"{count(nodes, 'machine')} with {processes} each",
+            f"--set data.batch_size={all_processes}",
+        )
+    root = Path(job.run.root)
+    run_dir = Path(job.run.dir) if job.run.dir else _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}")
+    run_dir = (directory / run_dir).absolute()
+    folder = _unused(run_dir.parent / FOLDER / run_dir.name)
+    settled = job.model_copy(
+        update={
+            "run": job.run.model_copy(update={"dir": str(run_dir)}),
+            "ranks": job.ranks.model_copy(update={"processes": processes}),
+            "launch": job.launch.model_copy(update={"nodes": nodes, "gpus": gpus}),
+        }
+    )
+    chosen = {one.name: one.value for one in network_variables(settled.launch)}
+    environment = {**chosen, **job.launch.environment}
+    return Request(folder.name, settled, nodes, gpus, directory.absolute(), folder, run_dir, environment)
+
+
+def _wanted_gpus(job: Job, gpus_of: Callable[[], int]) -> int:
+    if job.device == "cpu":
+        return 0
+    return job.ranks.processes if job.ranks.processes != "auto" else gpus_of()
+
+
+def _unused(directory: Path) -> Path:
+    candidate, number = directory, 2
+    while candidate.exists():
+        candidate, number = directory.with_name(f"{directory.name}-{number}"), number + 1
+    return candidate
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile(r"(token|secret|passw(or)?d|api_?key|access_?key|private_?key|credential)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[bap]-[\w-]{10,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\w+://[^/\s:@]+:[^/\s@]+@"
+)
+"""Tokens of Hugging Face, GitHub, AWS, OpenAI, Slack; keys; passwords in addresses."""
+
+
+def check_secrets(job: Job) -> None:
+    """Raise InputError if a job holds a secret: it would lie in the launch's files, and in the engine's."""
+    for key, value in _texts(job.model_dump(mode="json"), ""):
+        named = key.startswith("launch.environment.") and _SECRET_NAME.search(key.rpartition(".")[2]) and value
+        if named or _SECRET.search(value):
+            raise InputError(
+                f"{key} looks like a secret",
+                "a job is written into files that others may read",
+                "export it in your shell (local, slurm); on Kubernetes name a secret in launch.kubernetes.secrets",
+            )
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raise InputError for what no shell takes as a variable."""
+    for name, value in environment.items():
+        if not _VARIABLE.fullmatch(name):
+            raise InputError(
+                f"launch.environment.{name!r} is no variable of a shell",
+                "letters, digits and _; no digit first",
+                "rename it",
+            )
+        if "\0" in value:
+            raise InputError(f"launch.environment.{name} holds a NUL", "no variable can", "remove it")

@@ -1,0 +1,237 @@
+"""Slurm: a batch script that is submitted by sbatch, and starts again what was interrupted."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from hotloop.core.errors import HotloopError, InputError
+from hotloop.core.files import write_atomic
+from hotloop.core.job import SlurmSection
+from hotloop.core.units import count
+from hotloop.launch.ending import last_error, read_end
+from hotloop.launch.engine import Document, read_log
+from hotloop.launch.process import Run, run
+from hotloop.launch.record import Launch
+from hotloop.launch.render import render_script, this_python
+from hotloop.launch.request import Request
+from hotloop.launch.status import State, Status
+
+_FRUITLESS = 3
+"""So many starts in a row that have saved nothing new are the last."""
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+_ENDED: dict[str, tuple[State, str]] = {
+    "COMPLETED": ("finished", ""),
+    "CANCELLED": ("cancelled", ""),
+    "TIMEOUT": ("failed", "it met its time limit before it had saved; raise launch.slurm.notice"),
+    "OUT_OF_MEMORY": ("failed", "out of memory; raise launch.memory_gib"),
+}
+_GRES_GPU = re.compile(r"gpu:(?:[^:,()]+:)?(\d+)")
+
+
+class Slurm:
+    """The cluster whose sbatch is on the PATH.
+
+    Args:
+        run: runs its programs.
+    """
+
+    look_seconds = 2.0
+
+    def __init__(self, run: Run = run) -> None:
+        self._run = run
+
+    def gpus(self) -> int:
+        """Nobody knows on which machines it will run."""
+        raise InputError(
+            "how many GPUs of each machine are wanted is not said", "machines of a cluster differ", "--gpus 8"
+        )
+
+    def check(self, request: Request) -> None:
+        """That Slurm is here, its partition is, and its machines are large enough."""
+        wanted = request.job.launch.slurm.partition
+        answer = self._call(["sinfo", "--noheader", "--format=%R|%D|%G|%a"])
+        machines = [line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 3]
+        partitions = sorted({name for name, *_ in machines})
+        if wanted and machines and wanted not in partitions:
+            raise InputError(
+                f'launch.slurm.partition = "{wanted}" does not exist',
+                f"there are {', '.join(partitions)}",
+                f"--set launch.slurm.partition={partitions[0]}",
+            )
+        mine = [line for line in machines if not wanted or line[0] == wanted]
+        most = max((sum(map(int, _GRES_GPU.findall(gres))) for _, _, gres, _ in mine), default=0)
+        if mine and request.gpus > most:
+            raise InputError(
+                f"{count(request.gpus, 'GPU')} of a machine are asked for; the largest has {most}",
+                f"by sinfo{f', partition {wanted}' if wanted else ''}",
+                f"--gpus {most}, and more --nodes" if most else "--gpus 0, or another launch.slurm.partition",
+            )
+        number = max((sum(int(line[1]) for line in mine if line[0] == name) for name in partitions), default=0)
+        if mine and request.nodes > number:
+            raise InputError(
+                f"{count(request.nodes, 'machine')} are asked for, and there are {number}",
+                f"by sinfo{f', partition {wanted}' if wanted else ''}",
+                f"--nodes {number}",
+            )
+
+    def documents(self, request: Request) -> list[Document]:
+        """The script for sbatch.
+
+        Raises:
+            InputError: no script can hold what is asked for.
+        """
+        launch = request.job.launch
+        _check_names(request)
+        _check_container(launch.slurm, launch.image)
+        needed = [request.directory, request.job_file, *([] if launch.image else [Path(sys.executable)])]
+        text = render_script(
+            "slurm.sh.jinja", request, options=_options(request), step_options=_step_options(request),
+            command=_command(request), needed=needed, fruitless=_FRUITLESS,
+        )  # fmt: skip
+        return [Document("launch.sh", text)]
+
+    def submit(self, request: Request) -> str:
+        """Hand the script to sbatch; the job's number."""
+        script = request.folder / "launch.sh"
+        write_atomic(script, self.documents(request)[0].text)
+        answer = self._call(["sbatch", "--parsable", str(script)])
+        if answer.returncode:
+            said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ")
+            raise InputError("Slurm refuses it", said, _mended(said))
+        return answer.stdout.strip().split(";")[0]
+
+    def status(self, launch: Launch) -> Status:
+        """By squeue, what the script has left, and scontrol."""
+        answer = self._call(["squeue", "--noheader", "--states=all", f"--jobs={launch.id}", "--format=%T|%r|%N"])
+        state, reason, hosts = (*answer.stdout.strip().partition("\n")[0].split("|"), "", "", "")[:3]
+        if "Unable to contact" in answer.stderr:
+            raise HotloopError("Slurm does not answer", " ".join(answer.stderr.split()), "ask again later")
+        starts = _starts(launch)
+        if state in _WAITING:
+            return Status("waiting", reason, starts=starts)
+        if state in ("RUNNING", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"):
+            return Status("running", hosts=hosts, starts=starts)
+        if end := read_end(launch):
+            return Status(end.state, end.reason, starts=starts)
+        if state in _ENDED:
+            return Status(*_ENDED[state], starts=starts)
+        if state:
+            return Status("failed", last_error(launch) or state.lower().replace("_", " "), starts=starts)
+        if launch.cancel_file.exists():
+            return Status("cancelled", starts=starts)
+        return Status("lost", f"Slurm knows no job {launch.id}, and it has left no word", starts=starts)
+
+    def log(self, launch: Launch, follow: bool) -> Iterator[str]:
+        """Of its file, which the machines write on the disk that all share."""
+        return read_log(launch.log_file, follow, lambda: self.status(launch).ended, self.look_seconds)
+
+    def cancel(self, launch: Launch) -> None:
+        """USR1 to the script, which passes it on; if it has not begun, it never will."""
+        if self.status(launch).state == "running":
+            answer = self._call(["scancel", "--batch", "--signal=USR1", launch.id])
+        else:
+            answer = self._call(["scancel", launch.id])
+        if answer.returncode:
+            raise HotloopError(f"Slurm does not cancel {launch.id}", " ".join(answer.stderr.split()), "ask again later")
+
+    def _call(self, command: Sequence[str]) -> "CompletedProcess[str]":
+        try:
+            return self._run(command)
+        except FileNotFoundError:
+            raise InputError(
+                f"there is no {command[0]} here", "jobs are submitted where Slurm's programs are",
+                "log in to the cluster's login node; on Debian: apt-get install slurm-client",
+            ) from None  # fmt: skip
+
+
+def _check_names(request: Request) -> None:
+    for text in (str(request.folder), str(request.directory)):
+        if '"' in text or "\n" in text:
+            raise InputError(
+                f"Slurm's options cannot hold the folder {text!r}",
+                "it has a quotation mark or a line's end",
+                "rename it",
+            )
+
+
+def _options(request: Request) -> list[str]:
+    """Of sbatch, a line each."""
+    launch, own = request.job.launch, request.job.launch.slurm
+    given = {
+        "--job-name": request.name, "--nodes": str(request.nodes), "--ntasks-per-node": "1",
+        "--gres": f"gpu:{request.gpus}" if request.gpus else "",
+        "--cpus-per-task": "" if launch.cpus == "auto" else str(launch.cpus),
+        "--mem": "" if launch.memory_gib == "auto" else f"{launch.memory_gib}G",
+        "--partition": own.partition, "--account": own.account, "--qos": own.qos, "--time": own.time,
+        "--signal": f"B:USR1@{round(own.notice.amount)}",
+        "--output": str(request.folder / "log.txt").replace("%", "%%"), "--open-mode": "append",
+    }  # fmt: skip
+    lines = [f"{name}={_option_value(value)}" for name, value in given.items() if value]
+    return [*lines, "--requeue", *own.options]
+
+
+def _option_value(text: str) -> str:
+    return text if re.fullmatch(r"[\w./:@%+=-]*", text) else f'"{text}"'
+
+
+def _step_options(request: Request) -> list[str]:
+    """Of srun: one agent a machine, none of which ends the others."""
+    launch = request.job.launch
+    given = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
+    if launch.slurm.containers == "pyxis":
+        mounts = ",".join(f"{folder}:{folder}" for folder in _folders(request))
+        given += [f"--container-image={launch.image}", f"--container-mounts={mounts}"]
+        given += [f"--container-workdir={request.directory}"]
+    return [shlex.quote(one) for one in given]
+
+
+def _command(request: Request) -> list[str]:
+    launch = request.job.launch
+    if launch.slurm.containers == "apptainer":
+        binds = [word for folder in _folders(request) for word in ("--bind", str(folder))]
+        words = ["apptainer", "exec", "--nv", *binds, "--pwd", str(request.directory), launch.image, "hotloop"]
+        return [shlex.quote(word) for word in words]
+    return ["hotloop"] if launch.slurm.containers == "pyxis" else this_python()
+
+
+def _folders(request: Request) -> list[Path]:
+    """That a container has to see."""
+    inner = (request.run_dir.parent, request.folder)
+    return [request.directory, *(folder for folder in inner if not folder.is_relative_to(request.directory))]
+
+
+def _starts(launch: Launch) -> int:
+    """By the lines that the script writes."""
+    try:
+        return len(re.findall(r"^hotloop: start \d+ on ", launch.log_file.read_text(errors="replace"), re.MULTILINE))
+    except OSError:
+        return 0
+
+
+_FIXES = {
+    "account": "--set launch.slurm.account=NAME; sacctmgr show associations user=$USER lists yours",
+    "partition": "--set launch.slurm.partition=NAME; sinfo lists them",
+    "qos": "--set launch.slurm.qos=NAME; sacctmgr show qos lists them",
+    "time limit": "--set launch.slurm.time=LIMIT; sinfo shows each partition's",
+    "generic resource": "--gpus N; sinfo --format=%G shows what machines have",
+    "node configuration": "fewer --gpus, --set launch.cpus or launch.memory_gib; sinfo --long shows what machines have",
+    "memory": "--set launch.memory_gib=N",
+}
+
+
+def _mended(said: str) -> str:
+    found = [fix for word, fix in _FIXES.items() if word in said.lower()]
+    return found[0] if found else "hotloop launch ... --dry-run shows the script"
+
+
+def _check_container(own: SlurmSection, image: str) -> None:
+    """Raise InputError if only one of both is given."""
+    if (own.containers == "none") == bool(image):
+        raise InputError(
+            f'launch.slurm.containers = "{own.containers}" with launch.image = "{image}"',
+            "a container needs an image, and an image something that runs it",
+            "--set launch.slurm.containers=apptainer --set launch.image=IMAGE, or neither",
+        )

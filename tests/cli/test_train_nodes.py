@@ -1,0 +1,93 @@
+"""Several machines that train one model: here, agents that know of each other only where they meet."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from command import Command
+from runs import rank_of, read_until, started, weights_of, write_small_job
+
+NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
+NOISY += ["--set", "data.last_batch=drop", "--set", "ranks.processes=1", "--set", "train.epochs=30"]
+
+
+@pytest.fixture
+def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
+    return write_small_job(make_images, tmp_path)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextmanager
+def machines(folder: Path, run: str, name: str, *options: str) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Two of them, started."""
+    where = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", name]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                started(folder, *where, "--node-rank", str(number), "--set", f"run.dir={run}", *options)
+            )
+            for number in range(2)
+        ]
+
+
+def test_machines_train_as_ranks_of_one_do_whatever_ends_them(
+    hotloop: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is lost has all start again; a signal to one machine has all save."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums of as many parts everywhere
+    one_machine = [*NOISY[:-4], "--set", "ranks.processes=2", "--set", "train.epochs=30"]
+    hotloop("train", "job.toml", "--set", "run.dir=undisturbed", *one_machine, expect=0)
+    with machines(job.parent, "disturbed", "a", *NOISY) as (first, second):
+        read_until(first, "saved")
+        os.kill(rank_of(second.pid, 1), signal.SIGKILL)
+        read_until(second, "hotloop: rank 1 was ended by SIGKILL; starting all again")
+        read_until(first, "hotloop: rank 0 ended with 1; starting all again from the last checkpoint (1 of 3)")
+        read_until(first, "step")
+        second.send_signal(signal.SIGTERM)
+        (out, err), (_, other) = first.communicate(timeout=90), second.communicate(timeout=90)
+    assert (first.returncode, second.returncode) == (75, 75), err + other
+    assert "saved, as another rank's notice asked" in out
+    with machines(job.parent, "disturbed", "b", *NOISY) as (first, second):
+        (out, err), (_, other) = first.communicate(timeout=120), second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), err + other
+    assert "finished after 150 steps" in out
+    left, expected = weights_of(job.parent / "disturbed"), weights_of(job.parent / "undisturbed")
+    assert all(torch.equal(left[name], expected[name]) for name in expected)
+
+
+def test_a_machine_that_is_left_alone_says_so(hotloop: Command, job: Path) -> None:
+    where = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    short = ["--set", "ranks.timeout=2 s", "--set", "ranks.processes=1"]
+    done = hotloop("train", "job.toml", *where, *short, expect=1)
+    assert "2 machines have not met at 127.0.0.1:" in done.err
+    assert "within 2.0 s" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--nnodes", "2"], "--rdzv-endpoint '' is no host and port"),
+        (["--nnodes", "2", "--rdzv-endpoint", "first"], "--rdzv-endpoint 'first' is no host and port"),
+        (["--nnodes", "2", "--rdzv-endpoint", "first:99999"], "is no host and port"),
+        (["--nnodes", "2", "--rdzv-endpoint", "a:1", "--node-rank", "2"], "--node-rank 2 is not less than --nnodes 2"),
+        (["--nnodes", "8", "--rdzv-endpoint", "a:1"], "data.batch_size = 4 is less than the 8 processes"),
+        (["--nnodes", "2", "--rdzv-endpoint", "a:1", "--set", "parallel=none"], 'parallel = "none" does not go with 2'),
+        (["--nnodes", "0"], "0 is not in the range"),
+    ],
+)
+def test_machines_that_make_no_sense_are_refused(hotloop: Command, job: Path, options: list[str], said: str) -> None:
+    done = hotloop("train", "job.toml", *options, expect=2)
+    assert said in done.err
+    assert not (job.parent / "runs").exists()
