@@ -71,7 +71,7 @@ def launched(hotloop: Command, *options: str, on: tuple[str, ...] = ("--on", "sl
 
 
 def has_saved(folder: Path) -> bool:
-    return bool(list(folder.glob("runs/line/checkpoints/step-*")))
+    return bool(list(folder.glob("runs/line/checkpoints/epoch-*")))
 
 
 def state(hotloop: Command, number: str) -> str:
@@ -239,3 +239,19 @@ def test_the_job_as_launched_is_what_trains(hotloop: Command, job: Path, cluster
     watched_to_the_end(hotloop, json.loads(done.out)["id"])
     kept = tomllib.loads((job.parent / "runs/line/job.toml").read_text())
     assert (kept["train"]["epochs"], kept["launch"]["gpus"]) == (1, 4)
+
+
+def test_a_sweep_is_an_array_whose_jobs_are_asked_one_by_one(hotloop: Command, job: Path, cluster: Cluster) -> None:
+    """One of them is interrupted by a limit of its own array's place, and comes back as itself."""
+    options = ["--sweep", "seed=[3, 4]", "--set", "ranks.processes=1", "--set", "launch.gpus=1"]
+    done = hotloop("launch", "job.toml", "--on", "slurm", *SLOW, *options, "--json", expect=0)
+    first, second = json.loads(done.out)["launches"]
+    assert (second["id"], second["name"]) == (f"{first['id'][:-2]}_1", "line-1")
+    wait_until(lambda: list(job.parent.glob("runs/line-1/checkpoints/epoch-*")), "a checkpoint")
+    cluster.call("scancel", "--batch", "--signal=USR1", second["id"])
+    for one, seed in ((first, 3), (second, 4)):
+        log = hotloop("launch", "logs", one["name"], "--follow", expect=0, timeout=240).out
+        assert "finished after 300 steps" in log
+        assert tomllib.loads((Path(one["run_dir"]) / "job.toml").read_text())["seed"] == seed
+    again = json.loads(hotloop("launch", "status", "line-1", "--json", expect=0).out)
+    assert (again["state"], again["starts"]) == ("finished", 2)

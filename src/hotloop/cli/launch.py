@@ -17,7 +17,7 @@ from hotloop.core.job_file import load_job
 from hotloop.core.units import count
 
 if TYPE_CHECKING:
-    from hotloop.launch.engine import Engine
+    from hotloop.launch.engine import Document, Engine
     from hotloop.launch.network import Contradiction
     from hotloop.launch.record import Launch
     from hotloop.launch.request import Request
@@ -65,32 +65,48 @@ def launch() -> None:
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines, in place of launch.nodes.")
 @click.option("--gpus", type=click.IntRange(0), metavar="N", help="Of each machine, in place of launch.gpus.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
+@click.option(
+    "--sweep", "sweeps", multiple=True, metavar="KEY=[V, V]", help="A run for each value; repeated, of each pair."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @click.option("--watch", is_flag=True, help="Show what it writes until it has ended, and exit as it does.")
 @_json
 def start(
-    file: Path, on: str, nodes: int | None, gpus: int | None, overrides: tuple[str, ...], dry_run: bool, watch: bool,
-    as_json: bool,
+    file: Path, on: str, nodes: int | None, gpus: int | None, overrides: tuple[str, ...], sweeps: tuple[str, ...],
+    dry_run: bool, watch: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Start a job."""
     from hotloop.launch.engine import engine_of
     from hotloop.launch.network import contradictions
     from hotloop.launch.request import make_request
+    from hotloop.launch.sweep import points
 
-    job = load_job(file, overrides)
-    engine = engine_of(on)
-    request = make_request(job, nodes, gpus, engine.gpus, Path.cwd(), datetime.now())
+    engine, now = engine_of(on), datetime.now()
+    requests, runs = [], points(sweeps)
+    for place, point in enumerate(runs):
+        job = load_job(file, [*overrides, *point])
+        suffix = f"-{place}" if sweeps else ""
+        requests.append(make_request(job, nodes, gpus, engine.gpus, Path.cwd(), now, suffix))
+    first, documents = requests[0], engine.documents(requests)
+    if watch and sweeps:
+        raise InputError(
+            "--watch with --sweep", "one can be watched at a time", "hotloop launch logs NAME --follow, afterwards"
+        )
     here = sorted(os.listdir("/sys/class/net")) if on == "local" else None
-    findings = contradictions(job.launch, request.nodes, os.environ, here)
+    findings = contradictions(first.job.launch, first.nodes, os.environ, here)
+    for request, point in zip(requests, runs, strict=True):
+        if point:
+            click.echo(f"{request.name}: {', '.join(point)}", err=True)
     if dry_run:
-        click.echo(_planned(engine, request, on, findings, as_json))
+        click.echo(_planned(documents, first, on, findings, as_json))
         return 0
-    launched = _submit(engine, request, on)
-    _tell(request, launched, findings, as_json)
+    launched = _submit(engine, requests, on)
+    _tell(first, launched, findings, as_json)
     if watch:
-        return _watch(engine, launched, as_json)
+        return _watch(engine, launched[0], as_json)
     if as_json:
-        click.echo(json.dumps({**asdict(launched), **_settled(request, findings)}))
+        objects = [asdict(one) for one in launched]
+        click.echo(json.dumps({**(objects[0] if not sweeps else {"launches": objects}), **_settled(first, findings)}))
     return 0
 
 
@@ -151,24 +167,27 @@ def cancel(name: str, root: Path, as_json: bool) -> int:
     return 0
 
 
-def _submit(engine: "Engine", request: "Request", on: str) -> "Launch":
-    """Hand it over; nothing is left if that fails."""
+def _submit(engine: "Engine", requests: "Sequence[Request]", on: str) -> "list[Launch]":
+    """Hand them over; nothing is left if that fails."""
     from hotloop.launch.record import Launch, keep, prepare_folder
 
-    _refuse_twice(request)
-    engine.documents(request)
-    engine.check(request)
-    prepare_folder(request)
+    for request in requests:
+        _refuse_twice(request)
+    engine.check(requests[0])
     try:
-        identity = engine.submit(request)
+        for request in requests:
+            prepare_folder(request)
+        identities = engine.submit(requests)
     except BaseException:
-        shutil.rmtree(request.folder)
+        for request in requests:
+            shutil.rmtree(request.folder, ignore_errors=True)
         raise
     submitted = datetime.now(UTC).isoformat(timespec="seconds")
-    return keep(
-        Launch(request.name, on, identity, request.nodes, request.gpus, submitted, os.uname().nodename,
-               str(request.folder), str(request.run_dir))
-    )  # fmt: skip
+    return [
+        keep(Launch(one.name, on, identity, one.nodes, one.gpus, submitted, os.uname().nodename,
+                    str(one.folder), str(one.run_dir)))
+        for one, identity in zip(requests, identities, strict=True)
+    ]  # fmt: skip
 
 
 def _refuse_twice(request: "Request") -> None:
@@ -205,10 +224,9 @@ def _settled(request: "Request", findings: "Sequence[Contradiction]") -> dict[st
 
 
 def _planned(
-    engine: "Engine", request: "Request", on: str, findings: "Sequence[Contradiction]", as_json: bool
-) -> str:  # fmt: skip
+    documents: "Sequence[Document]", request: "Request", on: str, findings: "Sequence[Contradiction]", as_json: bool
+) -> str:
     """What would be sent."""
-    documents = engine.documents(request)
     if as_json:
         whole = {"name": request.name, "on": on, "nodes": request.nodes, "gpus": request.gpus,
                  "run_dir": str(request.run_dir), "documents": {one.name: one.text for one in documents}}  # fmt: skip
@@ -218,11 +236,14 @@ def _planned(
     return "\n".join(one.text for one in documents).rstrip("\n")
 
 
-def _tell(request: "Request", launched: "Launch", findings: "Sequence[Contradiction]", as_json: bool) -> None:
+def _tell(
+    request: "Request", all_launched: "Sequence[Launch]", findings: "Sequence[Contradiction]", as_json: bool
+) -> None:
     from hotloop.launch.network import network_variables
 
+    launched = all_launched[0]
     each = f", {count(launched.gpus, 'GPU')} each" if launched.gpus else ""
-    lines = [f"{launched.name} on {launched.on} as {launched.id}: {count(launched.nodes, 'machine')}{each}"]
+    lines = [f"{one.name} on {one.on} as {one.id}: {count(one.nodes, 'machine')}{each}" for one in all_launched]
     lines += [f"{one.name}={one.value}: {one.why}" for one in network_variables(request.job.launch)]
     lines += [f"warning: {one.what}\nfix:     {one.fix}" for one in findings]
     lines += [

@@ -285,7 +285,7 @@ class SlurmSection(Section):
     partition: str = Field("", description="empty: the default one")
     account: str = Field("", description="empty: the user's own")
     qos: str = Field("", description="quality of service; empty: the default")
-    time: str = Field(
+    time: Annotated[str, BeforeValidator(str)] = Field(  # 90 is minutes, as for Slurm
         "", pattern=_SLURM_TIME, description='limit of each start, "90", "12:00:00" or "2-00:00:00"; then it goes on'
     )
     notice: IntervalText = Field(Interval(120, "seconds"), description="before that limit, to save in")

@@ -2,7 +2,7 @@
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,15 +49,18 @@ class Engine(Protocol):
             InputError: this engine is not here, or cannot do it.
         """
 
-    def documents(self, request: Request) -> list[Document]:
+    def documents(self, requests: Sequence[Request]) -> list[Document]:
         """What would be sent; asks nobody.
+
+        Args:
+            requests: several of a sweep differ in what the job says alone, and in names.
 
         Raises:
             InputError: what is asked for cannot be put into words of the engine.
         """
 
-    def submit(self, request: Request) -> str:
-        """Hand it over; what the engine calls it.
+    def submit(self, requests: Sequence[Request]) -> list[str]:
+        """Hand them over; what the engine calls each.
 
         Raises:
             InputError: the engine refuses it.

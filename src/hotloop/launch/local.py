@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,21 +48,28 @@ class Local:
                 f"--gpus {here}",
             )
 
-    def documents(self, request: Request) -> list[Document]:
+    def documents(self, requests: Sequence[Request]) -> list[Document]:
         """The script that the process runs."""
-        return [Document("launch.sh", render_script("local.sh.jinja", request, command=this_python()))]
+        if len(requests) > 1:
+            raise InputError(
+                f"a sweep of {len(requests)} on local",
+                "they would share this machine's GPUs and slow each other",
+                "--on slurm; or hotloop tune, which takes one after another",
+            )
+        return [Document("launch.sh", render_script("local.sh.jinja", requests[0], command=this_python()))]
 
-    def submit(self, request: Request) -> str:
+    def submit(self, requests: Sequence[Request]) -> list[str]:
         """Start it; its process number."""
+        request = requests[0]
         script = request.folder / "launch.sh"
-        write_atomic(script, self.documents(request)[0].text)
+        write_atomic(script, self.documents(requests)[0].text)
         with (request.folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own script
                 ["/bin/bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         write_atomic(request.folder / "process", f"{process.pid} {_started(process.pid)}\n")
         process.returncode = 0  # it is not ours to wait for: it goes on after this command
-        return str(process.pid)
+        return [str(process.pid)]
 
     def status(self, launch: Launch) -> Status:
         """By its process and what that has left."""

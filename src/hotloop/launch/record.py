@@ -89,4 +89,4 @@ def find_launch(text: str, root: Path) -> Launch:
         where = ", ".join(one.folder for one in found)
         raise InputError(f"{text} is {len(found)} launches", where, "--root FOLDER, with the folder of one of them")
     names = ", ".join(one.name for one in launches[-3:]) or "none"
-    raise InputError(f"no launch {text}", f"in {root.absolute()}: {names}", "hotloop launch status")
+    raise InputError(f"no launch {text}", f"launches in {root}: {names}", "hotloop launch status")

@@ -47,14 +47,16 @@ class Request:
 
 
 def make_request(
-    job: Job, nodes: int | None, gpus: int | None, gpus_of: Callable[[], int], directory: Path, now: datetime
-) -> Request:
+    job: Job, nodes: int | None, gpus: int | None, gpus_of: Callable[[], int], directory: Path, now: datetime,
+    suffix: str = "",
+) -> Request:  # fmt: skip
     """Settle what a job leaves open.
 
     Args:
         nodes, gpus: in place of those of the job, where they are given.
         gpus_of: a machine of the engine, asked where neither says it.
         directory: where paths in the job begin: the current one.
+        suffix: to the name of the run's directory, for one of several of a sweep.
 
     Raises:
         InputError: what is asked for contradicts itself, or holds a secret.
@@ -78,8 +80,8 @@ def make_request(
             f"--set data.batch_size={all_processes}",
         )
     root = Path(job.run.root)
-    run_dir = Path(job.run.dir) if job.run.dir else _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}")
-    run_dir = (directory / run_dir).absolute()
+    named = Path(f"{job.run.dir}{suffix}") if job.run.dir else None
+    run_dir = (directory / (named or _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}{suffix}"))).absolute()
     folder = _unused(run_dir.parent / FOLDER / run_dir.name)
     settled = job.model_copy(
         update={

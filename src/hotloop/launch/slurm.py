@@ -77,31 +77,33 @@ class Slurm:
                 f"--nodes {number}",
             )
 
-    def documents(self, request: Request) -> list[Document]:
-        """The script for sbatch.
+    def documents(self, requests: Sequence[Request]) -> list[Document]:
+        """The script for sbatch; of a sweep, one for an array of jobs.
 
         Raises:
             InputError: no script can hold what is asked for.
         """
+        request = requests[0]
         launch = request.job.launch
-        _check_names(request)
+        _check_names(requests)
         _check_container(launch.slurm, launch.image)
-        needed = [request.directory, request.job_file, *([] if launch.image else [Path(sys.executable)])]
+        needed = [request.directory, *([] if launch.image else [Path(sys.executable)])]
         text = render_script(
-            "slurm.sh.jinja", request, options=_options(request), step_options=_step_options(request),
-            command=_command(request), needed=needed, fruitless=_FRUITLESS,
+            "slurm.sh.jinja", request, requests=requests, options=_options(requests), command=_command(request),
+            step_options=_step_options(request), needed=needed, fruitless=_FRUITLESS,
         )  # fmt: skip
         return [Document("launch.sh", text)]
 
-    def submit(self, request: Request) -> str:
-        """Hand the script to sbatch; the job's number."""
-        script = request.folder / "launch.sh"
-        write_atomic(script, self.documents(request)[0].text)
+    def submit(self, requests: Sequence[Request]) -> list[str]:
+        """Hand the script to sbatch; the job's number, of one of an array with its place: 12_0."""
+        script = requests[0].folder / "launch.sh"
+        write_atomic(script, self.documents(requests)[0].text)
         answer = self._call(["sbatch", "--parsable", str(script)])
         if answer.returncode:
             said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ")
             raise InputError("Slurm refuses it", said, _mended(said))
-        return answer.stdout.strip().split(";")[0]
+        number = answer.stdout.strip().split(";")[0]
+        return [number] if len(requests) == 1 else [f"{number}_{place}" for place in range(len(requests))]
 
     def status(self, launch: Launch) -> Status:
         """By squeue, what the script has left, and scontrol."""
@@ -147,8 +149,8 @@ class Slurm:
             ) from None  # fmt: skip
 
 
-def _check_names(request: Request) -> None:
-    for text in (str(request.folder), str(request.directory)):
+def _check_names(requests: Sequence[Request]) -> None:
+    for text in (str(requests[0].directory), *(str(request.folder) for request in requests)):
         if '"' in text or "\n" in text:
             raise InputError(
                 f"Slurm's options cannot hold the folder {text!r}",
@@ -157,8 +159,9 @@ def _check_names(request: Request) -> None:
             )
 
 
-def _options(request: Request) -> list[str]:
+def _options(requests: Sequence[Request]) -> list[str]:
     """Of sbatch, a line each."""
+    request = requests[0]
     launch, own = request.job.launch, request.job.launch.slurm
     given = {
         "--job-name": request.name, "--nodes": str(request.nodes), "--ntasks-per-node": "1",
@@ -167,7 +170,9 @@ def _options(request: Request) -> list[str]:
         "--mem": "" if launch.memory_gib == "auto" else f"{launch.memory_gib}G",
         "--partition": own.partition, "--account": own.account, "--qos": own.qos, "--time": own.time,
         "--signal": f"B:USR1@{round(own.notice.amount)}",
-        "--output": str(request.folder / "log.txt").replace("%", "%%"), "--open-mode": "append",
+        "--array": f"0-{len(requests) - 1}" if len(requests) > 1 else "",
+        "--output": str(request.folder / "log.txt").replace("%", "%%") if len(requests) == 1 else "/dev/null",
+        "--open-mode": "append",
     }  # fmt: skip
     lines = [f"{name}={_option_value(value)}" for name, value in given.items() if value]
     return [*lines, "--requeue", *own.options]

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -104,7 +105,7 @@ def train_in_ranks(
     with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
         for restart in range(settings.restarts + 1):
             attempt = _Attempt(Path(name), number, restart, settings.timeout.amount, nodes)
-            lost = attempt.run(command, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+            lost = attempt.run(command, {**_after_a_loss(restart), **_visible(gpus)})
             if lost is None or attempt.said is not None:
                 return attempt.said or 0
             may = restart < settings.restarts and not attempt.stopping
@@ -112,11 +113,22 @@ def train_in_ranks(
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, gpus, again = len(left), left, True
-            then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts})"
+            told = "".join(f", with {name}={value}" for name, value in _after_a_loss(restart + 1).items())
+            then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
                 break
     return 1
+
+
+def _visible(gpus: Sequence[str]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+def _after_a_loss(restart: int) -> dict[str, str]:
+    """NCCL tells what it does, thousands of lines of it, only where something has failed before."""
+    wanted = restart > 0 and torch.cuda.is_available() and "NCCL_DEBUG" not in os.environ
+    return {"NCCL_DEBUG": "INFO"} if wanted else {}
 
 
 def _left(answers: Answers, used: Sequence[str], number: int, team: int) -> list[str]:

@@ -1,0 +1,207 @@
+"""`hotloop launch` on this machine, and what it refuses before anything is written. Slurm: tests/engines."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+from command import Command
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runs import weights_of
+
+from hotloop.core.job import Job
+from hotloop.launch.local import Local
+from hotloop.launch.request import make_request
+from hotloop.launch.slurm import Slurm
+
+JOB = """
+name = "line"
+device = "cpu"
+[task]
+name = "tiny:Paced"
+[data]
+train = "made by the task"
+batch_size = 4
+[model]
+name = "made by the task"
+[train]
+epochs = 10
+[checkpoint]
+every = "10 steps"
+[run]
+dir = "runs/line"
+"""
+_NOW = datetime(2026, 1, 2)
+SLOW = ["--set", "task.arguments.seconds=0.05"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    yield file
+    for process in tmp_path.glob("runs/.launch/*/process"):  # none is left if a test has passed
+        os.killpg(int(process.read_text().split()[0]), signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+def ended(job: Path, name: str = "line") -> None:
+    """A process that has ended has nothing to be ended."""
+    (job.parent / f"runs/.launch/{name}/process").unlink()
+
+
+def test_it_trains_after_the_command_has_ended_and_says_how_it_stands(hotloop: Command, job: Path) -> None:
+    done = hotloop("launch", "job.toml", *SLOW, expect=0)
+    assert "line on local as" in done.out
+    assert "hotloop launch logs line --follow" in done.out
+    stand = json.loads(hotloop("launch", "status", "line", "--json", expect=0).out)
+    assert (stand["state"], stand["on"], stand["nodes"]) == ("running", "local", 1)
+    log = hotloop("launch", "logs", "line", "--follow", expect=0).out
+    assert "finished after 100 steps" in log
+    assert " finished " in hotloop("launch", "status", expect=0).out
+    start = json.loads((job.parent / "runs/line/starts.jsonl").read_text())
+    assert start["launched"].startswith(f"local {stand['id']} on ")
+    ended(job)
+
+
+def test_cancelled_saves_and_another_launch_goes_on(hotloop: Command, job: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=undisturbed", expect=0)
+    hotloop("launch", "job.toml", *SLOW, expect=0)
+    wait_until(lambda: list(job.parent.glob("runs/line/checkpoints/epoch-*")), "a checkpoint")
+    in_use = hotloop("launch", "job.toml", expect=2)
+    assert "launch line on local trains in it" in in_use.err
+    assert "line is to stop" in hotloop("launch", "cancel", "line", expect=0).out
+    log = hotloop("launch", "logs", "line", "--follow", expect=0).out
+    assert "saved, as SIGTERM asked" in log
+    assert json.loads(hotloop("launch", "status", "line", "--json").out)["state"] == "cancelled"
+    ended(job)
+    done = hotloop("launch", "job.toml", *SLOW, "--watch", expect=0)
+    assert "finished after 100 steps" in done.out
+    assert [line for line in done.err.splitlines() if line.startswith("hotloop: ")][-1] == "hotloop: finished"
+    left, expected = weights_of(job.parent / "runs/line"), weights_of(job.parent / "undisturbed")
+    assert all(torch.equal(left[name], expected[name]) for name in expected)
+    ended(job, "line-2")
+
+
+def test_what_fails_says_why_and_what_is_killed_is_lost(hotloop: Command, job: Path) -> None:
+    done = hotloop("launch", "job.toml", "--watch", "--json", "--set", "task.name=tiny:VectorLoss", expect=1)
+    found = json.loads(done.out)
+    assert found["state"] == "failed"
+    assert "loss" in found["reason"]
+    ended(job)
+    hotloop("launch", "job.toml", *SLOW, "--set", "run.dir=runs/other", expect=0)
+    stand = json.loads(hotloop("launch", "status", "other", "--json").out)
+    os.killpg(int(stand["id"]), signal.SIGKILL)
+    wait_until(lambda: json.loads(hotloop("launch", "status", "other", "--json").out)["state"] == "lost", "its end")
+    ended(job, "other")
+    assert "other has ended already: lost" in hotloop("launch", "cancel", "other", expect=0).out
+
+
+def test_launches_are_found_from_where_they_were_made_and_above(hotloop: Command, job: Path) -> None:
+    assert "no launches in ." in hotloop("launch", "status", expect=0).out
+    done = hotloop("launch", "job.toml", "--watch", "--json", "--set", "train.epochs=1", expect=0)
+    ended(job)
+    by_id = hotloop("launch", "status", json.loads(done.out)["id"], "--json", expect=0)
+    assert json.loads(by_id.out)["name"] == "line"
+    below = hotloop("launch", "status", "line", "--root", "runs", "--json", expect=0)
+    assert json.loads(below.out)["state"] == "finished"
+    missing = hotloop("launch", "status", "another", expect=2)
+    assert missing.err.splitlines()[0] == "error: no launch another"
+    assert ": line" in missing.err
+
+
+def test_dry_runs_write_nothing(hotloop: Command, job: Path) -> None:
+    done = hotloop("launch", "job.toml", "--on", "slurm", "--nodes", "2", "--gpus", "2", "--dry-run", expect=0)
+    assert "#SBATCH --nodes=2" in done.out
+    assert "#SBATCH --gres=gpu:2" in done.out
+    planned = json.loads(hotloop("launch", "job.toml", "--dry-run", "--json", expect=0).out)
+    assert list(planned["documents"]) == ["launch.sh"]
+    assert not (job.parent / "runs").exists()
+
+
+def test_a_sweep_is_one_array_of_jobs(hotloop: Command, job: Path) -> None:
+    sweep = ["--sweep", "seed=[1, 2]", "--sweep", 'optimizer.name=["sgd", "adamw"]']
+    planned = hotloop("launch", "job.toml", "--on", "slurm", *sweep, "--dry-run", expect=0)
+    assert "#SBATCH --array=0-3" in planned.out
+    assert planned.err.splitlines()[1] == 'line-1: seed=1, optimizer.name="adamw"'
+
+
+def test_what_is_set_for_nccl_is_shown_and_contradictions_are_said(hotloop: Command, job: Path) -> None:
+    settings = ["--set", "launch.interface=eth0", "--set", "launch.network=infiniband"]
+    wrong = ["--set", 'launch.environment={NCCL_IB_DISABLE="1", NCCL_DEBUG="INFO"}']
+    done = hotloop(
+        "launch", "job.toml", "--on", "slurm", "--gpus", "1", *settings, *wrong, "--dry-run", "--json", expect=0
+    )
+    planned = json.loads(done.out)
+    assert planned["environment"]["NCCL_SOCKET_IFNAME"] == planned["environment"]["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert {one["id"] for one in planned["findings"]} == {"infiniband-disabled", "debug-always"}
+    assert "export NCCL_NET=IB" in planned["documents"]["launch.sh"]
+    quiet = hotloop("launch", "job.toml", "--on", "slurm", "--gpus", "1", "--dry-run", "--json", expect=0)
+    assert json.loads(quiet.out)["environment"] == {}, "nothing is set that was not asked for"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--nodes", "2"], "2 machines on local"),
+        (["--on", "slurm", "--set", "device=cuda"], "how many GPUs of each machine are wanted is not said"),
+        (["--set", "device=cuda", "--gpus", "99", "--set", "data.batch_size=99"], "99 GPUs are asked for, and this"),
+        (["--on", "slurm"], "there is no sinfo here"),
+        (["--on", "slurm", "--gpus", "5"], "data.batch_size = 4 is less than the 5 processes"),
+        (["--gpus", "1", "--set", "device=cuda", "--set", "ranks.processes=2"], "ranks.processes = 2 is more than"),
+        (["--set", "launch.environment.WANDB_API_KEY=x"], "launch.environment.WANDB_API_KEY looks like a secret"),
+        (["--set", "data.train=s3://me:hunter2@bucket/x"], "data.train looks like a secret"),
+        (["--set", 'launch.environment={"A-B"="1"}'], "'A-B' is no variable of a shell"),
+        (["--set", "launch.slurm.time=soon"], 'launch.slurm.time = "soon"'),
+        (["--set", "launch.nodes=0"], "launch.nodes = 0"),
+        (["--sweep", "seed=1"], "--sweep 'seed=1'"),
+        (["--sweep", "seed=[1, 2]"], "a sweep of 2 on local"),
+        (["--on", "slurm", "--sweep", f"seed={list(range(2000))}"], "a sweep of 2,000"),
+        (["--on", "slurm", "--sweep", "seed=[1, -1]"], "seed = -1"),
+        (["--on", "nomad"], "'nomad' is not one of"),
+    ],
+)
+def test_what_cannot_be_launched_leaves_nothing(
+    hotloop: Command, job: Path, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(job.parent))  # no Slurm on it
+    done = hotloop("launch", "job.toml", *options, expect=2)
+    assert said in done.err
+    assert done.err.splitlines()[0].startswith("error: ")
+    assert not (job.parent / "runs").exists()
+
+
+odd = st.text(st.characters(exclude_characters='\0/\n"', exclude_categories=["Cs"]), min_size=1, max_size=20)
+odd_values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=odd.filter(lambda text: text.strip(". ")), value=odd_values)
+def test_whatever_a_folder_is_called_the_scripts_mean_it(tmp_path: Path, name: str, value: str) -> None:
+    """Spaces, quotes, dollars, stars: in the folder, and in a variable."""
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    raw = {"device": "cpu", "data": {"train": "x"}, "model": {"name": "m"}, "run": {"dir": "runs/a"},
+           "launch": {"environment": {"ODD": value}}}  # fmt: skip
+    request = make_request(Job.model_validate(raw), 1, 0, lambda: 0, folder, _NOW)
+    for engine in (Local(), Slurm()):
+        script = engine.documents([request])[0].text
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        head = script[script.index("set -u") : script.index("rm -f")]
+        ask = 'printf "%s\\0" "$PWD" "$ODD" "$folder" "$run_dir"'
+        done = subprocess.run(["bash", "-c", f"{head}\n{ask}"], capture_output=True, check=True)
+        found = done.stdout.decode().split("\0")[:4]
+        assert found == [str(folder), value, str(request.folder), str(request.run_dir)]
