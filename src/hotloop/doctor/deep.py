@@ -47,16 +47,7 @@ def probe(record: MachineRecord, tell: Tell) -> MachineRecord:
     sets = [Set(str(number), OF_A_GPU) for number in range(gpus)]
     sets += [Set("-", OF_ALL_GPUS)] * (gpus > 1) + [Set("-", OF_THE_HOST)]
     rates = [rate for one in sets for rate in _run(one, tell)]
-    return record.model_copy(update={"rates": tuple(_with_expectation(rate, record) for rate in rates)})
-
-
-def _with_expectation(rate: Rate, record: MachineRecord) -> Rate:
-    """CUDA counts the GPUs that are visible, by its own order; of one kind they are all alike."""
-    names = record.torch.devices if record.torch else ()
-    if rate.gpu is None or rate.gpu >= len(names):
-        return rate
-    same = [gpu for gpu in record.gpus if gpu.name == names[rate.gpu]]
-    return expected(rate, same[0] if same else None)
+    return record.model_copy(update={"rates": tuple(expected(rate, record) for rate in rates)})
 
 
 def _run(one: Set, tell: Tell) -> list[Rate]:
