@@ -157,6 +157,8 @@ OF_BARE_METAL: dict[str, Changes] = {
                                    "expected": 324.0, "source": "18 NVLinks of 25 GB/s"},)},
     "decode-slow": {"rates": ({"name": "JPEG decoding on one processor", "value": 240.0, "unit": "images/s",
                                "expected": 527.0, "source": "one core of an H200's host"},)},
+    "tensorflow-gpus-missing": {"rates": ({"name": "GPUs that TensorFlow sees", "value": 0.0, "expected": 2.0,
+                                           "source": "as NVML sees", "said": "Cannot dlopen some GPU libraries."},)},
     "disk-slow": {"rates": ({"name": "disk, reading", "value": 140.0, "unit": "MB/s", "expected": 1000.0,
                              "source": "nvme"},)},
 }  # fmt: skip

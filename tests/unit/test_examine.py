@@ -161,6 +161,26 @@ def test_what_a_disk_should_reach_comes_from_its_kind(changes: Changes, should: 
     assert said in found.source
 
 
+@pytest.mark.parametrize(
+    ("changes", "should", "said"),
+    [
+        ({}, 2, "as NVML sees"),
+        ({"environment.CUDA_VISIBLE_DEVICES": "1"}, 1, "CUDA_VISIBLE_DEVICES=1"),
+        ({"environment.CUDA_VISIBLE_DEVICES": "0,4,1"}, 1, "CUDA_VISIBLE_DEVICES=0,4,1"),
+        ({"environment.CUDA_VISIBLE_DEVICES": ""}, 0, "CUDA_VISIBLE_DEVICES= "),
+        ({"gpus.0.error": "GPU is lost"}, 1, "as NVML sees"),
+        ({"gpus.0.mig": True}, None, "counted otherwise"),
+        ({"tensorflow.cuda": ""}, None, "without CUDA"),
+        ({"gpus": ()}, None, ""),
+    ],
+)
+def test_tensorflow_should_see_what_is_not_hidden(changes: Changes, should: int | None, said: str) -> None:
+    with_it = changed(RECORDINGS["bare metal"], {"tensorflow": {"version": "2.20.0", "cuda": "12.5.1"}})
+    found = expected(Rate(name="GPUs that TensorFlow sees", value=0.0), changed(with_it, changes))
+    assert found.expected == should
+    assert said in found.source
+
+
 def test_what_a_machine_with_two_h200s_measured_is_what_is_expected() -> None:
     h200 = RECORDINGS["H200"]
     again = h200.model_copy(update={"rates": tuple(expected(rate, h200) for rate in h200.rates)})

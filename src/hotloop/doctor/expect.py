@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 from hotloop.doctor.record import Gpu, MachineRecord, Rate
@@ -15,6 +16,7 @@ _PCIE_REACHED = 0.86
 """54.5 of 63 GB/s: an H200 on 16 lanes of generation 5, 2026-11-20."""
 _KEYS = {"device memory": "memory", **{f"matrix product, {name}": name for name in ("bf16", "fp16", "tf32", "fp32")}}
 ALL_REDUCE, DECODE, DISK_READ = "NCCL all-reduce", "JPEG decoding on one processor", "disk, reading"
+TENSORFLOW = "GPUs that TensorFlow sees"
 """How names of rates begin that are no card's."""
 
 
@@ -44,6 +46,8 @@ def expected(rate: Rate, record: MachineRecord) -> Rate:
         found = _Should(_table()["decode"]["images"], _table()["decode"]["source"])
     elif rate.name == DISK_READ:
         found = _of_disk(record)
+    elif rate.name == TENSORFLOW:
+        found = _of_tensorflow(record)
     else:
         found = None
     return rate.model_copy(update={"expected": found.value, "source": found.source}) if found else rate
@@ -105,3 +109,26 @@ def _of_disk(record: MachineRecord) -> _Should:
     if kind not in _table()["disk"]:
         return _Should(None, f"of its kind ({kind or 'not told'}) no rate is expected")
     return _Should(_table()["disk"][kind]["rate"], f"{kind}: {_table()['disk'][kind]['source']}")
+
+
+def _of_tensorflow(record: MachineRecord) -> _Should | None:
+    """As many GPUs as NVML sees, but for those that are hidden."""
+    count = sum(not gpu.error for gpu in record.gpus)
+    if not count:
+        return None
+    if record.tensorflow and not record.tensorflow.cuda:
+        return _Should(None, "it was built without CUDA")
+    if any(gpu.mig for gpu in record.gpus):
+        return _Should(None, "parts of cards are counted otherwise")
+    chosen = record.environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return _Should(count, "as NVML sees")
+    return _Should(min(count, _chosen(chosen, count)), f"CUDA_VISIBLE_DEVICES={chosen} of {count} that NVML sees")
+
+
+def _chosen(variable: str, count: int) -> int:
+    """GPUs that CUDA_VISIBLE_DEVICES leaves: up to the first one that is not there."""
+    parts = [part.strip() for part in variable.split(",")]
+    return sum(
+        1 for _ in takewhile(lambda part: part.startswith(("GPU-", "MIG-")) or part in map(str, range(count)), parts)
+    )

@@ -67,4 +67,5 @@ def _line(rate: Rate) -> str:
     should = f"{rate.value / rate.expected:.2f} of what it should be: {rate.source}" if rate.expected else ""
     if not should and rate.source:
         should = f"nothing to compare with: {rate.source}"
-    return f"{where}{rate.name}: {rate.value:.4g} {rate.unit}{f' ({should})' if should else ''}"
+    notes = "; ".join(filter(None, [should, rate.said]))
+    return f"{where}{rate.name}: {rate.value:.4g} {rate.unit}".rstrip() + (f" ({notes})" if notes else "")

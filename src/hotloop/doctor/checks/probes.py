@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hotloop.doctor.expect import ALL_REDUCE, DECODE, DISK_READ
+from hotloop.doctor.expect import ALL_REDUCE, DECODE, DISK_READ, TENSORFLOW
 from hotloop.doctor.finding import Check, Seen
 from hotloop.doctor.record import MachineRecord
 
@@ -21,6 +21,10 @@ def rates(record: MachineRecord) -> Iterator[Seen]:
         if rate.error:
             wrong = rate.error.startswith("wrong result")
             yield Seen("probe-wrong" if wrong else "probe-failed", f"{where}: {rate.error}")
+        elif rate.name == TENSORFLOW and rate.expected:
+            if (rate.value or 0) < rate.expected:
+                seen = f"TensorFlow sees {rate.value:g} of {rate.expected:g} GPUs ({rate.source})"
+                yield Seen("tensorflow-gpus-missing", f"{seen}: {rate.said or 'it does not say why'}")
         elif rate.value is not None and rate.expected:
             found, least = next((slow for name, slow in _SLOW.items() if rate.name.startswith(name)), _CARD_SLOW)
             share = f"{rate.value:.4g} {rate.unit}, {rate.value / rate.expected:.2f} of {rate.expected:.4g}"
