@@ -27,6 +27,8 @@ def cause_page(cause: Cause) -> str:
     told = f"*{cause.area or 'any'}, `hotloop explain`*"
     seen = ", ".join(f"[`{id_}`](../findings/{id_}.md)" for id_ in cause.findings)
     machine = f"\n`hotloop doctor` tells whether a machine has it: {seen}\n" if seen else ""
+    behind = ", ".join(f"[`{id_}`]({id_}.md)" for id_ in cause.leads_to)
+    machine += f"\nWhat may come of it, later in the log: {behind}\n" if behind else ""
     page = f"# {cause.id}\n\n**{cause.title}.**\n\n{told}\n\n{cause.why}\n\n**Fix:** {plain(cause.fix)}\n"
     return page + machine
 

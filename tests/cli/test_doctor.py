@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from recordings import RECORDINGS, changed
 
 from hotloop.doctor.deep import Set, _run
 from hotloop.doctor.read import Reader, by_processes
+from hotloop.doctor.record import Rate
 
 
 @pytest.fixture
@@ -65,7 +67,73 @@ def test_probes_of_the_host_run_without_a_gpu(hotloop: Command) -> None:
     done = hotloop("doctor", "--deep", "--json", timeout=300)
     rates = {rate["name"]: rate for rate in json.loads(done.out)["machine"]["rates"]}
     assert rates["JPEG decoding on one processor"]["value"] > 1
+    assert rates["JPEG decoding on one processor"]["expected"] == 527
+    assert rates["disk, reading"]["source"]
     assert "trying disk" in done.err
+
+
+def tensorflow_probe(monkeypatch: pytest.MonkeyPatch, before: Path | None = None) -> list[Rate]:
+    """What it finds, with a folder that Python looks into first."""
+    if before:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(before), os.environ.get("PYTHONPATH")])))
+    return _run(Set("-", ("tensorflow",)), lambda _: None)
+
+
+@pytest.mark.skipif(not find_spec("tensorflow"), reason="TensorFlow is not installed")
+def test_tensorflow_starts_and_computes_without_a_gpu(hotloop: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [(rate.name, rate.value, rate.error) for rate in tensorflow_probe(monkeypatch)] == [
+        ("GPUs that TensorFlow sees", 0.0, "")
+    ]
+    read = json.loads(hotloop("doctor", "--json", timeout=120).out)["machine"]
+    assert read["tensorflow"]["version"] == next(
+        version for name, version in read["packages"].items() if name.startswith("tensorflow")
+    )
+
+
+@pytest.mark.skipif(not find_spec("tensorflow"), reason="TensorFlow is not installed")
+def test_a_tensorflow_that_computes_wrongly_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reader(tmp_path, "sitecustomize", "from importlib import import_module\nimport sys\n" + WRONG_PRODUCT)
+    found = tensorflow_probe(monkeypatch, tmp_path)
+    assert found[-1].error.startswith("wrong result of TensorFlow's product")
+
+
+WRONG_PRODUCT = """
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "tensorflow":
+            sys.meta_path.remove(self)
+            tensorflow = import_module("tensorflow")
+            right = tensorflow.linalg.matmul
+            tensorflow.linalg.matmul = lambda a, b: right(a, b) * 1.01
+            return tensorflow.__spec__
+sys.meta_path.insert(0, Finder())
+"""
+BLIND = """
+import os
+from types import SimpleNamespace as Space
+os.write(2, b"E0000 00:00:1 1 gpu_device.cc:2343] Cannot dlopen some GPU libraries. Please make sure\\n")
+config = Space(list_physical_devices=lambda kind: [], list_logical_devices=lambda kind: [])
+test = Space(is_built_with_cuda=lambda: True)
+"""
+"""What TensorFlow answers where its CUDA libraries are missing; with a GPU it has not run here."""
+
+
+@pytest.mark.parametrize(
+    ("module", "said", "error"),
+    [
+        (BLIND, "Cannot dlopen some GPU libraries. Please make sure", ""),
+        ("raise ImportError('libtensorflow_framework.so.2: no such file')", None, "ImportError: libtensorflow_fram"),
+        ("import os\nos.abort()", None, "its process ended with code -6"),
+    ],
+)
+def test_a_tensorflow_that_does_not_work_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, said: str | None, error: str
+) -> None:
+    reader(tmp_path, "tensorflow", module)
+    found = tensorflow_probe(monkeypatch, tmp_path)
+    assert [rate.said for rate in found if rate.value is not None] == ([said] if said else [])
+    assert found[-1].error.startswith(error)
 
 
 @pytest.mark.parametrize(

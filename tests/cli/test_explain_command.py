@@ -29,6 +29,15 @@ def test_json_has_the_first_cause_first(hotloop: Command) -> None:
     assert found["lines"] > 100
 
 
+def test_a_line_within_a_message_is_told_with_its_place_there(hotloop: Command) -> None:
+    log = str(LOGS / "provoked/json_logger_traceback.log")
+    found = json.loads(hotloop("explain", log, "--no-machine", "--json", expect=0).out)
+    error = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x11552 and 7200x10)"
+    assert found["causes"][0]["evidence"] == [{"line": 7, "message_line": 24, "text": error}]
+    assert found["lines"] == 8
+    assert f"line 7, line 24 of its message: {error}" in hotloop("explain", log, "--no-machine", expect=0).out
+
+
 def test_a_log_that_ended_well_has_no_cause(hotloop: Command) -> None:
     log = str(LOGS / "composed/slurm_retries_then_completed.log")
     assert hotloop("explain", log, "--no-machine", expect=0).out.startswith("no cause of a failure in ")

@@ -153,6 +153,14 @@ OF_BARE_METAL: dict[str, Changes] = {
     "probe-wrong": {"rates": ({**_RATE, "error": "wrong result of sort: 0.1 off, 0 allowed"},)},
     "probe-failed": {"rates": ({**_RATE, "error": "no answer within its limit: it hangs"},)},
     "probe-slow": {"rates": ({**_RATE, "value": 400.0, "expected": 774.0, "source": "measured on an H200"},)},
+    "all-reduce-slow": {"rates": ({"name": "NCCL all-reduce over 2 GPUs, bus", "value": 38.0, "unit": "GB/s",
+                                   "expected": 324.0, "source": "18 NVLinks of 25 GB/s"},)},
+    "decode-slow": {"rates": ({"name": "JPEG decoding on one processor", "value": 240.0, "unit": "images/s",
+                               "expected": 527.0, "source": "one core of an H200's host"},)},
+    "tensorflow-gpus-missing": {"rates": ({"name": "GPUs that TensorFlow sees", "value": 0.0, "expected": 2.0,
+                                           "source": "as NVML sees", "said": "Cannot dlopen some GPU libraries."},)},
+    "disk-slow": {"rates": ({"name": "disk, reading", "value": 140.0, "unit": "MB/s", "expected": 1000.0,
+                             "source": "nvme"},)},
 }  # fmt: skip
 """By the finding's id, from the recording "bare metal"."""
 

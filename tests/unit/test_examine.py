@@ -108,10 +108,85 @@ def test_no_fault_hides_another() -> None:
 def test_what_a_probe_should_find_comes_from_card_and_link(
     name: str, gpu: dict[str, object], should: float | None
 ) -> None:
-    card = RECORDINGS["H200"].gpus[0].model_copy(update=gpu)
-    found = expected(Rate(name=name, gpu=0, value=1.0), card)
+    h200 = RECORDINGS["H200"]
+    card = h200.gpus[0].model_dump() | gpu
+    assert h200.torch
+    devices = (card["name"], *h200.torch.devices[1:])
+    machine = changed(h200, {"gpus": (card,), "torch.devices": devices})
+    found = expected(Rate(name=name, gpu=0, value=1.0), machine)
     assert found.expected == (None if should is None else pytest.approx(should))
     assert bool(found.source) == (should is not None)
+
+
+LINKED = Rate(name="NCCL all-reduce over 2 GPUs, bus", value=1.0)
+OF_A100 = {"name": "NVIDIA A100-SXM4-40GB", "capability": "8.0", "nvlinks": 12, "nvlinks_active": 12}
+A100 = {f"gpus.{number}.{key}": value for number in (0, 1) for key, value in OF_A100.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "should", "said"),
+    [
+        ({}, 0.72 * 18 * 25, "18 NVLinks of 25 GB/s"),
+        ({"gpus.1.nvlinks_active": 9}, 0.72 * 9 * 25, "9 NVLinks"),
+        (A100, 0.72 * 12 * 25, "12 NVLinks"),
+        ({**A100, "pairs.0.nvlinks": 4}, 0.72 * 4 * 25, "4 NVLinks"),
+        ({"pairs.0.path": "sys"}, None, "not all cards are joined by NVLink"),
+        ({"pairs": ()}, None, "not all cards are joined by NVLink"),
+        ({"gpus.1.mig": True}, None, "parts of cards"),
+        ({"gpus.0.capability": "8.9"}, None, "nobody has said"),
+    ],
+)
+def test_what_nccl_should_reach_comes_from_the_nvlinks(changes: Changes, should: float | None, said: str) -> None:
+    found = expected(LINKED, changed(RECORDINGS["H200"], changes))
+    assert found.expected == (None if should is None else pytest.approx(should))
+    assert said in found.source
+
+
+@pytest.mark.parametrize(
+    ("changes", "should", "said"),
+    [
+        ({"folders.0.kind": "nvme"}, 1000, "nvme: four lanes of PCIe 3"),
+        ({}, 400, "SATA"),
+        ({"folders.0.kind": "hdd"}, 100, "7,200 rpm"),
+        ({"folders.0.kind": "network"}, 112, "1 Gbit/s"),
+        ({"folders.0.kind": "network", "system.virtualization": "kvm"}, 112, "1 Gbit/s"),
+        ({"folders.0.kind": "memory"}, None, "its kind (memory)"),
+        ({"folders": ()}, None, "its kind (not told)"),
+        ({"system.virtualization": "kvm"}, None, "virtual machine"),
+    ],
+)
+def test_what_a_disk_should_reach_comes_from_its_kind(changes: Changes, should: float | None, said: str) -> None:
+    found = expected(Rate(name="disk, reading", value=1.0), changed(RECORDINGS["bare metal"], changes))
+    assert found.expected == should
+    assert said in found.source
+
+
+@pytest.mark.parametrize(
+    ("changes", "should", "said"),
+    [
+        ({}, 2, "as NVML sees"),
+        ({"environment.CUDA_VISIBLE_DEVICES": "1"}, 1, "CUDA_VISIBLE_DEVICES=1"),
+        ({"environment.CUDA_VISIBLE_DEVICES": "0,4,1"}, 1, "CUDA_VISIBLE_DEVICES=0,4,1"),
+        ({"environment.CUDA_VISIBLE_DEVICES": ""}, 0, "CUDA_VISIBLE_DEVICES= "),
+        ({"gpus.0.error": "GPU is lost"}, 1, "as NVML sees"),
+        ({"gpus.0.mig": True}, None, "counted otherwise"),
+        ({"tensorflow.cuda": ""}, None, "without CUDA"),
+        ({"gpus": ()}, None, ""),
+    ],
+)
+def test_tensorflow_should_see_what_is_not_hidden(changes: Changes, should: int | None, said: str) -> None:
+    with_it = changed(RECORDINGS["bare metal"], {"tensorflow": {"version": "2.20.0", "cuda": "12.5.1"}})
+    found = expected(Rate(name="GPUs that TensorFlow sees", value=0.0), changed(with_it, changes))
+    assert found.expected == should
+    assert said in found.source
+
+
+def test_what_a_machine_with_two_h200s_measured_is_what_is_expected() -> None:
+    h200 = RECORDINGS["H200"]
+    again = h200.model_copy(update={"rates": tuple(expected(rate, h200) for rate in h200.rates)})
+    compared = {rate.name for rate in again.rates if rate.expected}
+    assert compared >= {"NCCL all-reduce over 2 GPUs, bus", "JPEG decoding on one processor", "device memory"}
+    assert [one for one in examine(again) if one.group == "probes"] == []
 
 
 @pytest.mark.parametrize(("control", "found"), [(0x0, 0), (0x1, 0x1), (0x1D, 0x1D)])

@@ -1,6 +1,7 @@
 """The first cause of failures, from logs."""
 
 import io
+import json
 import tomllib
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hotloop.doctor.examine import examine
 from hotloop.explain import scan as scanning
 from hotloop.explain.causes import anchors, causes, patterns
 from hotloop.explain.decide import decide
-from hotloop.explain.lines import line_of
+from hotloop.explain.lines import line_of, message_lines
 from hotloop.explain.report import explained
 from hotloop.explain.scan import NotText, scan
 
@@ -166,7 +167,7 @@ acme.PlumbusError: the plumbus is not calibrated
 """
     told = explained(decide(scan(io.BytesIO(raw))), None)
     assert [(one.id, one.area) for one in told] == [("unknown", "data loading")]
-    assert told[0].evidence[0][1] == "acme.PlumbusError: the plumbus is not calibrated"
+    assert told[0].evidence[0].text == "acme.PlumbusError: the plumbus is not calibrated"
 
 
 STEPS = "".join(f"step {number} loss 0.3\n" for number in range(60))
@@ -198,6 +199,90 @@ FULL = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
 )
 def test_ends_are_told_from_what_is_said_at_ends(raw: str, cause: str) -> None:
     assert first(raw.encode()) == cause
+
+
+KILLED = "run.sh: line 2: 4711 Killed                  python train_retry.py\n"
+TAKEN = KEY_ERROR.replace("KeyError: 1", "OSError: [Errno 98] Address already in use")
+STOPPED = '^CTraceback (most recent call last):\n  File "a.py", line 3, in <module>\n    step()\nKeyboardInterrupt\n'
+LOST = KEY_ERROR.replace("KeyError: 1", "OSError: [Errno 5] Input/output error")
+KERNEL = "[ 812.1] Out of memory: Killed process 4711 (python) total-vm:91422344kB\n"
+AGAIN = "restarting all ranks\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "order"),
+    [
+        (KILLED + TAKEN, ["rank-died", "torchrun-port-in-use"]),
+        (TAKEN + KILLED, ["torchrun-port-in-use", "rank-died"]),
+        (KILLED + TAKEN + KERNEL, ["host-out-of-memory", "rank-died", "torchrun-port-in-use"]),
+        (KILLED + AGAIN + KERNEL, ["host-out-of-memory", "rank-died"]),
+        (KILLED + AGAIN + STEPS + TAKEN, ["torchrun-port-in-use", "rank-died"]),
+        (KILLED + AGAIN + FULL, ["rank-died", "cuda-out-of-memory"]),
+        (KILLED + FULL, ["cuda-out-of-memory", "rank-died"]),
+        (FULL + KILLED + AGAIN + FULL, ["cuda-out-of-memory", "rank-died"]),
+        (STOPPED + LOST, ["interrupted", "storage-error"]),
+        (LOST + STOPPED, ["storage-error", "interrupted"]),
+        (STOPPED + STEPS + LOST, ["storage-error", "interrupted"]),
+        (STOPPED + FULL, ["cuda-out-of-memory", "interrupted"]),
+    ],
+)
+def test_what_comes_of_a_likely_cause_stands_behind_it(raw: str, order: list[str]) -> None:
+    assert [one.id for one in decide(scan(io.BytesIO(raw.encode())))] == order
+
+
+def test_causes_lead_to_causes() -> None:
+    assert {id_ for cause in causes().values() for id_ in cause.leads_to} <= set(causes())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_logs_in_utf_16_without_its_mark_say_the_same(encoding: str) -> None:
+    for log in listed("composed"):
+        text = (LOGS / "composed" / log["file"]).read_text(errors="replace")
+        assert first(text.encode(encoding)) == log["cause"], log["file"]
+    assert first(("Épreuve 訓練 \n" + FULL * 9).encode(encoding)[1:]) == "cuda-out-of-memory"  # cut in the middle
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"".join(number.to_bytes(2, "little") for number in range(256)) * 200,
+        b"".join((number * 7 % 256).to_bytes(2, "big") for number in range(20_000)),
+        b"\0" * 5000,
+        b"\x01\0" * 5000,
+    ],
+)
+def test_numbers_of_two_bytes_are_no_text(raw: bytes) -> None:
+    with pytest.raises(NotText):
+        first(raw)
+
+
+def jsoned(message: str, **more: object) -> bytes:
+    return json.dumps({"time": "2026-11-20T08:00:00Z", "message": message, **more}).encode() + b"\n"
+
+
+def test_lines_within_a_line_of_json_are_looked_at_one_by_one() -> None:
+    step = jsoned("step 1 loss 0.3")
+    for raw in (jsoned("training failed\n" + KEY_ERROR + FULL), jsoned("training failed", exc_info=KEY_ERROR + FULL)):
+        found = decide(scan(io.BytesIO(step * 3 + raw + jsoned("bye"))))
+        assert found[0].id == "cuda-out-of-memory"
+        line = found[0].evidence[0]
+        assert (line.number, line.part) == (4, 6)
+        assert line.text == FULL.strip()
+    unknown = decide(scan(io.BytesIO(step + jsoned("failed", exception=KEY_ERROR))))
+    assert [(one.id, one.evidence[0].text) for one in unknown] == [("unknown", "KeyError: 1")]
+    docker = json.dumps({"log": FULL, "stream": "stderr"}).encode() + b"\n"
+    assert decide(scan(io.BytesIO(step + docker)))[0].evidence[0].place == (2, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8")), max_size=5), st.binary(max_size=40))
+def test_lines_of_json_give_back_what_was_put_in(texts: list[str], noise: bytes) -> None:
+    message = "\n".join(texts)
+    expected = message.rstrip().split("\n")
+    assert message_lines(json.dumps({"msg": message}).encode()) == (
+        [line.encode() for line in expected] if len(expected) > 1 else []
+    )
+    assert message_lines(b"{" + noise) == message_lines(b"[" + noise + b"]") == []
 
 
 def test_lines_are_counted_by_their_ends_alone() -> None:

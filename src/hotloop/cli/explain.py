@@ -14,6 +14,7 @@ from hotloop.cli.terminal import show
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
+    from hotloop.explain.lines import Line
     from hotloop.explain.report import Explained
     from hotloop.explain.scan import Scan
 
@@ -54,10 +55,7 @@ def explain(logs: tuple[str, ...], machine: Path | None, no_machine: bool, as_js
         told = explained(decide(seen), None if no_machine else lambda: saved or read_record())
         size = {"lines": seen.lines, "bytes": seen.size}
     if as_json:
-        causes = [
-            {**asdict(one), "evidence": [{"line": number, "text": text} for number, text in one.evidence]}
-            for one in told
-        ]
+        causes = [{**asdict(one), "evidence": [_evidence(line) for line in one.evidence]} for one in told]
         click.echo(json.dumps({"causes": causes, **size}))
     else:
         show("\n".join(_page(told, size)))
@@ -100,14 +98,23 @@ def _page(told: Sequence["Explained"], size: Mapping[str, int]) -> list[str]:
         return [f"no cause of a failure in {number:,} {what}"]
     first = told[0]
     page = [f"{click.style(first.title, bold=True)} [{first.id}] ({first.area}, confidence {first.confidence:.2f})"]
-    page += [f"  line {number}: {_short(text)}" for number, text in first.evidence]
+    page += [f"  {_where(line)}: {_short(line.text)}" for line in first.evidence]
     page += [f"  {note}" for note in first.notes]
     page += [f"  this machine: {said}" for said in first.machine]
     page += [f"  {first.why}", f"  {click.style('fix:', bold=True)} {first.fix}"]
     for other in told[1:4]:
-        where = f", line {other.evidence[0][0]}" if other.evidence else f": {other.notes[0]}"
+        where = f", {_where(other.evidence[0])}" if other.evidence else f": {other.notes[0]}"
         page.append(f"also: {other.title} [{other.id}]{where}")
     return page
+
+
+def _evidence(line: "Line") -> dict[str, int | str]:
+    part = {"message_line": line.part} if line.part else {}
+    return {"line": line.number, **part, "text": line.text}
+
+
+def _where(line: "Line") -> str:
+    return f"line {line.number}, line {line.part} of its message" if line.part else f"line {line.number}"
 
 
 def _short(text: str) -> str:

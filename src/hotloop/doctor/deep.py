@@ -19,9 +19,10 @@ from hotloop.doctor.record import MachineRecord, Rate
 OF_A_GPU = ("kernels", "convolution", "triton", "ptx", "matrices", "memory", "copies")
 OF_ALL_GPUS = ("all_reduce",)
 OF_THE_HOST = ("decode", "disk")
+OF_TENSORFLOW = ("tensorflow",)
 _PROBE_SECONDS = 30.0
-_RANKS_SECONDS = 180.0
-"""For as many imports of torch as there are GPUs, and NCCL's start between them."""
+_LONGER_SECONDS = {"all_reduce": 180.0, "tensorflow": 90.0}
+"""For as many imports of torch as there are GPUs, and NCCL's start between them; for TensorFlow's start."""
 _END_SECONDS = 5.0
 _START_SECONDS = 60.0
 """For importing torch and making a context, on a busy host."""
@@ -46,17 +47,9 @@ def probe(record: MachineRecord, tell: Tell) -> MachineRecord:
     gpus = len(torch.devices) if torch and torch.available else 0
     sets = [Set(str(number), OF_A_GPU) for number in range(gpus)]
     sets += [Set("-", OF_ALL_GPUS)] * (gpus > 1) + [Set("-", OF_THE_HOST)]
+    sets += [Set("-", OF_TENSORFLOW)] * (record.tensorflow is not None)
     rates = [rate for one in sets for rate in _run(one, tell)]
-    return record.model_copy(update={"rates": tuple(_with_expectation(rate, record) for rate in rates)})
-
-
-def _with_expectation(rate: Rate, record: MachineRecord) -> Rate:
-    """CUDA counts the GPUs that are visible, by its own order; of one kind they are all alike."""
-    names = record.torch.devices if record.torch else ()
-    if rate.gpu is None or rate.gpu >= len(names):
-        return rate
-    same = [gpu for gpu in record.gpus if gpu.name == names[rate.gpu]]
-    return expected(rate, same[0] if same else None)
+    return record.model_copy(update={"rates": tuple(expected(rate, record) for rate in rates)})
 
 
 def _run(one: Set, tell: Tell) -> list[Rate]:
@@ -109,8 +102,7 @@ def _follow(
             return rates
         said = _said(line)
         if "began" in said:
-            ranks = said["began"] in OF_ALL_GPUS
-            until = time.monotonic() + (_RANKS_SECONDS if ranks else _PROBE_SECONDS)
+            until = time.monotonic() + _LONGER_SECONDS.get(said["began"], _PROBE_SECONDS)
             tell(f"GPU {gpu}: {said['began']}" if number is not None else said["began"])
         elif "ended" in said:
             left.remove(said["ended"])

@@ -41,9 +41,10 @@ def readers(data: Sequence[Path], *, rates: bool) -> dict[str, Reader]:
     """
     places = {os.environ.get("TMPDIR") or "/tmp": "tmp"}  # noqa: S108 - looked at, not written to
     cache = user_cache()
-    places |= {str(cache.parent): "cache"} if cache else {}
+    if cache:
+        places.setdefault(str(cache.parent), "cache")
     with suppress(OSError):  # the current folder may be gone
-        places[os.getcwd()] = "runs"
+        places.setdefault(os.getcwd(), "runs")
     folders = [(path, role, "0") for path, role in places.items()]
     folders += [(os.path.abspath(path), "data", str(_READ_SECONDS if rates else 0)) for path in data]
     return {

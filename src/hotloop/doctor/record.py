@@ -208,12 +208,14 @@ class Pair(_Part):
     Attributes:
         path: "nvlink", "pix", "pxb", "phb", "node" or "sys".
         peer_read: whether they may read each other's memory: "ok", or NVML's reason.
+        nvlinks: that lead from one to the other without a switch.
     """
 
     first: int
     second: int
     path: str
     peer_read: str = "ok"
+    nvlinks: int = 0
 
 
 class Xid(_Part):
@@ -349,7 +351,8 @@ class Rate(_Part):
 
     Attributes:
         expected: what this card or link should reach; None where nobody has said.
-        source: of the expectation.
+        source: of the expectation, or why there is none.
+        said: the library's own words where they matter.
     """
 
     name: str
@@ -358,6 +361,7 @@ class Rate(_Part):
     unit: str = ""
     expected: float | None = None
     source: str = ""
+    said: str = ""
     error: str = ""
     seconds: float = 0.0
 

@@ -64,5 +64,8 @@ def _line(rate: Rate) -> str:
     where = f"GPU {rate.gpu}, " if rate.gpu is not None else ""
     if rate.value is None:
         return f"{where}{rate.name}: {rate.error or 'right'}"
-    should = f" ({rate.value / rate.expected:.2f} of what it should be: {rate.source})" if rate.expected else ""
-    return f"{where}{rate.name}: {rate.value:.4g} {rate.unit}{should}"
+    should = f"{rate.value / rate.expected:.2f} of what it should be: {rate.source}" if rate.expected else ""
+    if not should and rate.source:
+        should = f"nothing to compare with: {rate.source}"
+    notes = "; ".join(filter(None, [should, rate.said]))
+    return f"{where}{rate.name}: {rate.value:.4g} {rate.unit}".rstrip() + (f" ({notes})" if notes else "")

@@ -36,6 +36,7 @@ class Cause:
     Attributes:
         quiet: the run goes on with it, slower or to no use.
         findings: ids of the doctor's that tell whether this machine has it.
+        leads_to: causes that come of it: at the restart, at the other ranks, while the run shuts down.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Cause:
     fix: str
     quiet: bool = False
     findings: tuple[str, ...] = ()
+    leads_to: tuple[str, ...] = ()
 
 
 @cache
@@ -57,8 +59,12 @@ def causes() -> dict[str, Cause]:
     """By id."""
     found = {}
     for id_, entry in _raw().items():
-        fields = {key: value for key, value in entry.items() if key not in STRENGTHS}
-        found[id_] = Cause(id=id_, **{**fields, "findings": tuple(fields.get("findings", ()))})  # type: ignore[arg-type]
+        fields = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in entry.items()
+            if key not in STRENGTHS
+        }
+        found[id_] = Cause(id=id_, **fields)  # type: ignore[arg-type]
     return found
 
 

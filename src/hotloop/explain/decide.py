@@ -1,6 +1,7 @@
 """Which of the lines that tell of causes tells of the first one."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hotloop.explain.causes import Strength, causes
@@ -15,6 +16,7 @@ what an exception that is not known counts. Chosen on the logs of tests/logs/{gp
 """
 _GOES_ON = 8
 """So many lines of progress after a line: it may have been dealt with, or they were buffered when it was written."""
+_LESS = 0.01
 _CONFIDENCE = {3.0: 0.95, 2.0: 0.75, 1.0: 0.45}
 _BAD = re.compile(
     r"Traceback \(most|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception)\b|core dumped|Segmentation|\berror:|Error 1\b"
@@ -37,6 +39,11 @@ _EPILOGUE = re.compile(r"^wandb: |exited with code 0\b")
 """Said at each end, good or bad."""
 _ONWARD = 3
 _LAST_LINES = 40
+_RESTART = re.compile(
+    r"\b[Rr]estart(?:ing|ed)\b|\bwill restart\b|\b[Aa]ttempt [2-9]\b|\b[Ss]tart(?:ing|ed)? again\b|\b[Rr]equeued?\b"
+)
+_TOLD_AFTERWARDS = {"scheduler", "limits", "hardware"}
+"""Areas of causes that a kernel's log or a scheduler's report adds at the end: why a process was killed."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,43 @@ def decide(scan: Scan) -> list[Found]:
     unknown = _unknown(scan, well=well)
     if unknown:
         best["unknown"] = unknown
-    order = sorted(best.values(), key=lambda pair: (-pair[0], pair[1].line.number, -pair[1].specific))
+    order = sorted(_first_ones(best, scored), key=lambda pair: (-pair[0], pair[1].line.place, -pair[1].specific))
     found = [_told(score, match, scan) for score, match in order]
     if found and found[0].id == "unknown":
         return found[:1]
     return [one for one in found if one.id != "unknown"]
+
+
+def _first_ones(
+    best: Mapping[str, tuple[float, Match]], scored: Sequence[tuple[float, Match]]
+) -> list[tuple[float, Match]]:
+    """The same, where what comes of an earlier likely cause counts a little less than that, however sure it is."""
+    begins: dict[str, tuple[int, int]] = {}
+    for score, match in scored:
+        if score > 0:
+            begins[match.cause] = min(begins.get(match.cause, match.line.place), match.line.place)
+    found = []
+    for id_, (score, match) in best.items():
+        before = [
+            earlier_score
+            for earlier_score, earlier in best.values()
+            if _POINTS["likely"] <= earlier_score < score
+            and earlier.line.place < begins.get(id_, match.line.place)
+            and _comes_of(match, earlier)
+        ]
+        found.append((min([score, *(one - _LESS for one in before)]), match))
+    return found
+
+
+def _comes_of(match: Match, earlier: Match) -> bool:
+    """Whether a cause is known to come of an earlier one that ended the run, or was met after the restart."""
+    known = causes()
+    if match.cause in known[earlier.cause].leads_to:
+        return True
+    between = [line for line in (*earlier.after, *match.before) if earlier.line.place < line.place < match.line.place]
+    restarted = any(_RESTART.search(line.text) for line in between)
+    told_afterwards = known[match.cause].area in _TOLD_AFTERWARDS
+    return restarted and bool(known[earlier.cause].leads_to) and not told_afterwards
 
 
 def points(match: Match, *, well: bool, silent: bool) -> float:
@@ -110,9 +149,9 @@ def went_on(match: Match) -> bool:
 def ended_well(scan: Scan) -> bool:
     """Whether a log's last lines tell of a run that did what it should: nothing bad, or much that went on after it."""
     last = scan.tail[-_LAST_LINES:]
-    sure = {match.line.number for match in scan.matches if match.strength == "sure" and not match.line.warns}
-    sure -= {match.line.number for match in scan.matches if causes()[match.cause].quiet}
-    bad = max((place for place, line in enumerate(last) if _is_bad(line) or line.number in sure), default=-1)
+    sure = {match.line.place for match in scan.matches if match.strength == "sure" and not match.line.warns}
+    sure -= {match.line.place for match in scan.matches if causes()[match.cause].quiet}
+    bad = max((place for place, line in enumerate(last) if _is_bad(line) or line.place in sure), default=-1)
     after = [line for line in last[bad + 1 :] if not _EPILOGUE.search(line.text)]
     good = [place for place, line in enumerate(after) if _GOOD.search(line.text)]
     if any(_PASSED.search(line.text) for line in after):
@@ -135,9 +174,9 @@ def _unknown(scan: Scan, *, well: bool) -> tuple[float, Match] | None:
     if well:
         return None
     ended = [match for match in scan.exceptions if not went_on(match)]
-    told = {match.line.number for match in scan.matches}
+    told = {match.line.place for match in scan.matches}
     if ended:
-        first = next((match for match in ended if match.line.number not in told), None)
+        first = next((match for match in ended if match.line.place not in told), None)
         return (_UNKNOWN, first) if first else None
     bad = [line for line in scan.tail[-_LAST_LINES:] if _is_bad(line)]
     return (0.5, Match("unknown", "vague", 0, bad[0], (), ())) if bad else None
@@ -145,7 +184,7 @@ def _unknown(scan: Scan, *, well: bool) -> tuple[float, Match] | None:
 
 def _told(score: float, match: Match, scan: Scan) -> Found:
     same = [other.line for other in scan.matches if other.cause == match.cause and other.strength == match.strength]
-    lines = {line.number: line for line in (match.line, *same[:3])}
+    lines = {line.place: line for line in (*same[:3], match.line)}
     confidence = min(_CONFIDENCE[_POINTS[match.strength]], max(0.2, 0.95 * score / 3))
-    found = Found(match.cause, round(confidence, 2), tuple(lines[number] for number in sorted(lines)), (), match.before)
+    found = Found(match.cause, round(confidence, 2), tuple(lines[place] for place in sorted(lines)), (), match.before)
     return refined(found, match)

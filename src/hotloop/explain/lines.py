@@ -27,7 +27,7 @@ _MOST_PREFIXES = 4
 _LONGEST = 16_000
 _LEVEL = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4}|\[W[ \d]|\bINFO\b|\bDEBUG\b")
 _HANDLED = re.compile(
-    r"retry(?:ing)?\b|retries|attempt \d|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)"
+    r"\bretry(?:ing)?\b|retries|attempt \d|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)"
     r"|not critical|harmless|non-?fatal|[Cc]ontinuing|keeping "
 )
 _TOLD_IN_WARNINGS = re.compile(r"CUDA initialization|is not compatible with the current PyTorch")
@@ -42,20 +42,31 @@ _PROGRESS = re.compile(
     re.IGNORECASE,
 )
 
+_MESSAGES = ("log", "message", "msg")
+_TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback")
+"""Where loggers that write JSON put them: docker; python-json-logger, structlog, the clouds' agents."""
+
 
 @dataclass(frozen=True)
 class Line:
     """One line.
 
     Attributes:
-        number: in the file, from 1; what carriage returns part counts as lines of their own.
+        number: in the file, from 1; what carriage returns part has the number of its line.
         prefix: what was taken off: tells ranks apart.
         text: the rest.
+        part: of the lines that a line of JSON holds in its message, from 1; 0: it is no such one.
     """
 
     number: int
     prefix: str
     text: str
+    part: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands: sorts lines as they are read."""
+        return self.number, self.part
 
     @property
     def handled(self) -> bool:
@@ -79,8 +90,8 @@ class Line:
         return bool(_PROGRESS.search(self.text))
 
 
-def line_of(number: int, raw: bytes) -> Line:
-    """A line as it stands in the file."""
+def line_of(number: int, raw: bytes, part: int = 0) -> Line:
+    """A line as it stands in the file, or in a message of several lines."""
     text = raw[:_LONGEST].decode("utf-8", "replace").removeprefix("\ufeff").rstrip()
     text = _ESCAPES.sub("", _message(text) if text.startswith("{") else text)
     prefix = ""
@@ -90,13 +101,32 @@ def line_of(number: int, raw: bytes) -> Line:
             break
         prefix += found[0]
         text = text[found.end() :]
-    return Line(number, prefix, text.strip())
+    return Line(number, prefix, text.strip(), part)
+
+
+def holds_lines(raw: bytes) -> bool:
+    """Whether a line may be JSON with several lines in it. Docker ends each message with the end of a line."""
+    return raw.startswith(b"{") and raw.count(b"\\n") > raw.count(b'\\n"')
+
+
+def message_lines(raw: bytes) -> list[bytes]:
+    """The lines that a line of JSON holds in its message and its traceback; [] if they are not several."""
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(said, dict):
+        return []
+    texts = [next((said[key] for key in _MESSAGES if isinstance(said.get(key), str)), "")]
+    texts += [said[key] for key in _TRACEBACKS if isinstance(said.get(key), str)]
+    found = [line for text in texts for line in text.rstrip().split("\n") if text]
+    return [line.encode("utf-8", "replace") for line in found] if len(found) > 1 else []
 
 
 def _message(text: str) -> str:
     """What a line of JSON says, as docker and the clouds' loggers write them."""
     with suppress(ValueError):
         said = json.loads(text)
-        found = next((said[key] for key in ("log", "message", "msg") if isinstance(said.get(key), str)), None)
+        found = next((said[key] for key in _MESSAGES if isinstance(said.get(key), str)), None)
         return found.rstrip() if found else text
     return text

@@ -7,6 +7,7 @@ from hotloop.doctor.examine import examine
 from hotloop.doctor.record import MachineRecord
 from hotloop.explain.causes import causes
 from hotloop.explain.decide import Found
+from hotloop.explain.lines import Line
 
 _AREAS = {
     "torch/utils/data": "data loading",
@@ -27,7 +28,7 @@ class Explained:
     """A cause as it is told.
 
     Attributes:
-        evidence: numbers of lines, and what they say.
+        evidence: lines of the log.
         notes: arithmetic and the like.
         machine: what this machine's findings add.
     """
@@ -36,7 +37,7 @@ class Explained:
     title: str
     area: str
     confidence: float
-    evidence: tuple[tuple[int, str], ...]
+    evidence: tuple[Line, ...]
     notes: tuple[str, ...]
     machine: tuple[str, ...]
     why: str
@@ -64,10 +65,9 @@ def explained(found: Sequence[Found], machine: Callable[[], MachineRecord] | Non
 
 def _told(found: Found) -> Explained:
     cause = causes()[found.id]
-    evidence = tuple((line.number, line.text) for line in found.evidence)
     return Explained(
-        found.id, cause.title, cause.area or _area(found), found.confidence, evidence, found.notes, (), cause.why,
-        cause.fix,
+        found.id, cause.title, cause.area or _area(found), found.confidence, found.evidence, found.notes, (),
+        cause.why, cause.fix,
     )  # fmt: skip
 
 

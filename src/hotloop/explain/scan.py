@@ -11,7 +11,7 @@ from itertools import accumulate, islice
 from typing import BinaryIO
 
 from hotloop.explain.causes import Pattern, Strength, patterns
-from hotloop.explain.lines import Line, line_of
+from hotloop.explain.lines import Line, holds_lines, line_of, message_lines
 
 _BLOCK = 4 << 20
 _AFTER_BYTES = 24 << 10
@@ -27,6 +27,10 @@ _MOST_SEEN = 500_000
 """Lines of different kinds that are remembered, by their hashes: some 50 MB."""
 _TRACEBACK = Pattern("unknown", "vague", re.compile(""), (b"",))
 _WIDE = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_SAMPLE = 16 << 10
+_WIDE_ZEROS, _ODD = 0.3, 0.01
+"""Of bytes in every other place, to be UTF-16 without its mark; of characters that no text has, to be none."""
+_IN_TEXT = "\t\n\r\x1b\b\f"
 EXCEPTION = re.compile(
     r"^(?:(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception|Exit|Warning|Interrupt)|(?:[a-z_]\w*\.)+[A-Z]\w+)\b(?:: |$)"
 )
@@ -72,19 +76,19 @@ def scan(file: BinaryIO) -> Scan:
     Lines that differ from earlier ones by numbers alone, hexadecimal ones too, are not looked at again, but for those
     at the end: 640 patterns take minutes for a gigabyte, and training writes the same line a million times.
     """
-    found, seen, counts = Scan(), set[int](), Counter[Pattern]()
+    found, seen, opened, counts = Scan(), set[int](), set[int](), Counter[Pattern]()
     tail: deque[bytes] = deque()
     for text, until, first_line in _windows(file, found):
-        window = _Window(text, until, first_line)
+        window = _Window(text, until, first_line, opened)
         _look(window, window.fresh(seen), found, counts)
         tail.append(text[:until])
         while len(tail) > 1 and sum(map(len, tail)) - len(tail[0]) > _TAIL_BYTES:
             tail.popleft()
     end = b"".join(tail)[-_TAIL_BYTES:]
-    window = _Window(end, len(end), found.lines - end.removesuffix(b"\n").count(b"\n"))
+    window = _Window(end, len(end), found.lines - end.removesuffix(b"\n").count(b"\n"), set())
     _look(window, window.fresh(set()), found, Counter())
     found.tail = [line for place in range(window.count) if (line := window.line(place)).text]
-    found.matches = sorted(set(found.matches), key=lambda match: (match.line.number, match.cause))
+    found.matches = sorted(set(found.matches), key=lambda match: (match.line.place, match.cause))
     return found
 
 
@@ -140,7 +144,7 @@ def _blocks(file: BinaryIO, found: Scan) -> Iterator[bytes]:
         NotText: it is not text.
     """
     raw = file.read(_BLOCK)
-    wide = next((name for mark, name in _WIDE.items() if raw.startswith(mark)), "")
+    wide = next((name for mark, name in _WIDE.items() if raw.startswith(mark)), "") or _wide(raw[:_SAMPLE])
     holes = re.sub(rb"\0{64,}", b"", raw) if b"\0" in raw else b""  # a file server that died leaves runs of them
     if (not wide and holes.count(b"\0") > len(raw) // 1000) or (raw and not holes and b"\0" in raw):
         raise NotText
@@ -152,29 +156,63 @@ def _blocks(file: BinaryIO, found: Scan) -> Iterator[bytes]:
     yield b""
 
 
+def _wide(sample: bytes) -> str:
+    """The name of UTF-16 without a mark, as PowerShell appends it: every other byte is 0, and what it says is text."""
+    halves = {"utf-16-le": (sample[::2], sample[1::2]), "utf-16-be": (sample[1::2], sample[::2])}
+    for name, (low, high) in halves.items():
+        if high.count(0) > _WIDE_ZEROS * len(high) and low.count(0) <= _ODD * len(low):
+            text = sample[: len(sample) // 2 * 2].decode(name, "replace")
+            odd = sum(not (character.isprintable() or character in _IN_TEXT) for character in text)
+            if odd <= _ODD * len(text):
+                return name
+    return ""
+
+
 class NotText(Exception):
     """A file of bytes that are no log."""
+
+
+def _like(raw: bytes) -> int:
+    """The same for lines that differ by numbers alone."""
+    return hash(raw[:_LONGEST].translate(None, b"0123456789abcdefABCDEF."))
 
 
 class _Window:
     """Lines of the log that are looked at together, and some that follow them.
 
-    What a progress bar writes over is looked at by itself, and has the number of its line.
+    What a progress bar writes over is looked at by itself, and so are the lines of a message in a line of JSON: they
+    have the number of their line.
+
+    Args:
+        opened: hashes of lines of JSON whose like was taken apart before: once is enough, as for all lines.
     """
 
-    def __init__(self, text: bytes, until: int, first_line: int) -> None:
+    def __init__(self, text: bytes, until: int, first_line: int, opened: set[int]) -> None:
         self._lines: list[bytes] = []
         self._numbers: list[int] = []
+        self._parts: dict[int, int] = {}
         self._known: dict[int, Line] = {}
-        number = first_line
-        self.count = 0
-        for part in (text[:until].removesuffix(b"\n"), text[until:]):
-            for whole in part.split(b"\n") if part else ():
-                pieces = whole.removesuffix(b"\r").split(b"\r") if b"\r" in whole else [whole]
-                self._lines += pieces
-                self._numbers += [number] * len(pieces)
-                number += 1
-            self.count = self.count or len(self._lines)
+        before, after = text[:until].removesuffix(b"\n"), text[until:]
+        fresh: set[int] = set()
+        self._take(before, first_line, opened, fresh)
+        self.count = len(self._lines)
+        self._take(after, first_line + before.count(b"\n") + 1, opened, set())
+        opened |= fresh if len(opened) < _MOST_SEEN else set()
+
+    def _take(self, text: bytes, number: int, opened: set[int], fresh: set[int]) -> None:
+        """Put lines at the end; hashes of those that were taken apart into `fresh`."""
+        for whole in text.split(b"\n") if text else ():
+            pieces = [whole]
+            if b"\r" in whole:
+                pieces = whole.removesuffix(b"\r").split(b"\r")
+            elif holds_lines(whole) and (like := _like(whole)) not in opened and like not in fresh:
+                if within := message_lines(whole):
+                    fresh.add(like)
+                    self._parts |= {len(self._lines) + place: place + 1 for place in range(len(within))}
+                pieces = within or pieces
+            self._lines += pieces
+            self._numbers += [number] * len(pieces)
+            number += 1
 
     def raw(self, place: int) -> bytes:
         """A line as it stands there, cut where nobody would read on."""
@@ -183,7 +221,7 @@ class _Window:
     def line(self, place: int) -> Line:
         """A line."""
         if place not in self._known:
-            self._known[place] = line_of(self._numbers[place], self.raw(place))
+            self._known[place] = line_of(self._numbers[place], self.raw(place), self._parts.get(place, 0))
         return self._known[place]
 
     def fresh(self, seen: set[int]) -> list[int]:
@@ -192,7 +230,7 @@ class _Window:
             seen.clear()
         found = []
         for place, raw in enumerate(self._lines[: self.count]):
-            like = hash(raw[:_LONGEST].translate(None, b"0123456789abcdefABCDEF."))
+            like = _like(raw)
             if like not in seen:
                 seen.add(like)
                 found.append(place)

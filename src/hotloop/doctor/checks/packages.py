@@ -179,7 +179,10 @@ def tensorflow(record: MachineRecord) -> Iterator[Seen]:
     if found is None or not record.gpus:
         return
     if not found.cuda:
-        yield Seen("tensorflow-cpu-only", f"tensorflow {found.version} was built without CUDA")
+        fix = 'pip uninstall tensorflow-cpu; pip install "tensorflow[and-cuda]"'
+        without = "tensorflow-cpu" in record.packages
+        evidence = f"tensorflow {found.version} was built without CUDA"
+        yield Seen("tensorflow-cpu-only", evidence, fix if without else "")
     elif found.missing:
         yield Seen("tensorflow-no-gpu", f"tensorflow {found.version} needs {', '.join(found.missing)}")
     cuda = current_table().cudas.get(".".join(found.cuda.split(".")[:2]))

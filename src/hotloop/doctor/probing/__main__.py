@@ -22,8 +22,8 @@ def main(gpu: str, names: list[str]) -> None:
         started = time.perf_counter()
         rates: list[dict[str, Any]] = []
         try:
-            for what, value, unit in PROBES[name](gpu):
-                rates.append({"name": what, "value": value, "unit": unit})
+            for what, value, unit, *said in PROBES[name](gpu):
+                rates.append({"name": what, "value": value, "unit": unit, "said": "".join(said)})
             error = ""
         except Exception as failed:  # whatever a broken card, driver or package raises
             lines = str(failed).strip().splitlines() or [type(failed).__name__]

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-Measured = Iterator[tuple[str, float, str]]
-"""Of one probe: names, values and units."""
+from hotloop.doctor.probing.tensorflow import tensorflow
+
+Measured = Iterator[tuple[str, float, str] | tuple[str, float, str, str]]
+"""Of one probe: names, values and units; and a library's own words, where they matter."""
 
 _PTX_OF_CUDA = {
     "11.7": "7.7", "11.8": "7.8", "12.1": "8.1", "12.4": "8.4", "12.6": "8.5", "12.8": "8.7", "12.9": "8.8",
@@ -268,4 +270,5 @@ PROBES: dict[str, Callable[[str], Measured]] = {
     "all_reduce": all_reduce,
     "decode": decode,
     "disk": disk,
+    "tensorflow": tensorflow,
 }

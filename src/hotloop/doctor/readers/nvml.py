@@ -238,16 +238,16 @@ def _fabric(handle: Any) -> str:
     return "failed" if found.state == _COMPLETED and found.status else _FABRIC.get(found.state, "")
 
 
-def _pair(one: Any, other: Any) -> dict[str, str]:
-    linked = any(
+def _pair(one: Any, other: Any) -> dict[str, Any]:
+    straight = sum(
         _same(_or(lambda link=link: nvml.nvmlDeviceGetNvLinkRemotePciInfo(one, link).busId), other)  # type: ignore[misc]
         for link in range(nvml.NVML_NVLINK_MAX_LINKS)
     )
     by_nvlink = _or(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)) == 0
     level = _or(lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
     peer = _or(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, _PEER_READ))
-    path = "nvlink" if linked or by_nvlink else _PATHS.get(level, "")
-    return {"path": path, "peer_read": "" if peer is None else _PEER.get(peer, "unknown")}
+    path = "nvlink" if straight or by_nvlink else _PATHS.get(level, "")
+    return {"path": path, "peer_read": "" if peer is None else _PEER.get(peer, "unknown"), "nvlinks": straight}
 
 
 def _same(bus_id: str | None, handle: Any) -> bool:
