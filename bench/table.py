@@ -34,6 +34,15 @@ def help_time(result: dict[str, Any]) -> tuple[str, str]:
     )
 
 
+def launch_time(result: dict[str, Any]) -> tuple[str, str]:
+    each = [
+        f"{case} {seconds['median']:.2f} s ({seconds['low']:.2f} to {seconds['high']:.2f})"
+        for case, seconds in result["seconds"].items()
+    ]
+    number = next(iter(result["seconds"].values()))["n"]
+    return "`hotloop launch`: to hand a job over", f"{'; '.join(each)}, n = {number} each"
+
+
 def kills(result: dict[str, Any]) -> tuple[str, str]:
     counts = "{trials} kills, {mismatches} runs that differ, {hangs} hangs, {lost} lost"
     text = counts.format(**result)
@@ -220,6 +229,7 @@ ROWS = {
     "contention": contention,
     "kills": kills,
     "help_time": help_time,
+    "launch_time": launch_time,
     "demo_gpu": demo_gpu,
 }
 

@@ -302,7 +302,7 @@ class LaunchSection(Section):
     )
     cpus: PositiveInt | Auto = Field("auto", description="processors of each machine; auto: as the engine has it")
     memory_gib: PositiveInt | Auto = Field("auto", description="of each machine; auto: as the engine has it")
-    image: str = Field("", description="container image that has hotloop; empty: this Python, from the same path")
+    image: str = Field("", description="container image that has hotloop, where the engine runs containers")
     setup: list[str] = Field(default_factory=list, description='shell lines before: ["module load cuda/13"]')
     environment: dict[str, str] = Field(
         default_factory=dict, description="variables of the training; no secrets: they would lie in files"

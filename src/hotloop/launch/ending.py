@@ -23,7 +23,7 @@ def read_end(launch: Launch) -> Status | None:
 
 
 def last_error(launch: Launch) -> str:
-    """The first line of the last error in the log's end; empty if there is none."""
+    """The first line of the last error in the log's end, of the last start; empty if there is none."""
     try:
         with launch.log_file.open("rb") as file:
             size = file.seek(0, 2)
@@ -31,5 +31,5 @@ def last_error(launch: Launch) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    found: list[str] = _ERROR.findall(text)
+    found: list[str] = _ERROR.findall(text.rpartition("\nhotloop: start ")[2])
     return found[-1] if found else ""

@@ -87,7 +87,8 @@ class Slurm:
         launch = request.job.launch
         _check_names(requests)
         _check_container(launch.slurm, launch.image)
-        needed = [request.directory, *([] if launch.image else [Path(sys.executable)])]
+        own_python = launch.slurm.containers == "none"
+        needed = [request.directory, *([Path(sys.executable)] if own_python else [])]
         text = render_script(
             "slurm.sh.jinja", request, requests=requests, options=_options(requests), command=_command(request),
             step_options=_step_options(request), needed=needed, fruitless=_FRUITLESS,
@@ -233,10 +234,9 @@ def _mended(said: str) -> str:
 
 
 def _check_container(own: SlurmSection, image: str) -> None:
-    """Raise InputError if only one of both is given."""
-    if (own.containers == "none") == bool(image):
+    if own.containers != "none" and not image:
         raise InputError(
-            f'launch.slurm.containers = "{own.containers}" with launch.image = "{image}"',
-            "a container needs an image, and an image something that runs it",
-            "--set launch.slurm.containers=apptainer --set launch.image=IMAGE, or neither",
+            f'launch.slurm.containers = "{own.containers}" without launch.image',
+            "a container needs an image",
+            "--set launch.image=IMAGE, or --set launch.slurm.containers=none",
         )
