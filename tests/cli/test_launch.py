@@ -19,7 +19,7 @@ from runs import weights_of
 from hotloop.core.job import Job
 from hotloop.launch.local import Local
 from hotloop.launch.request import make_request
-from hotloop.launch.slurm import Slurm
+from hotloop.launch.slurm import Slurm, _seconds
 
 JOB = """
 name = "line"
@@ -182,6 +182,14 @@ def test_what_cannot_be_launched_leaves_nothing(
     assert said in done.err
     assert done.err.splitlines()[0].startswith("error: ")
     assert not (job.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("", 0), ("90", 5400), ("1:30", 90), ("12:00:00", 43200), ("2-00:00:00", 172800), ("1-12", 129600)],
+)
+def test_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+    assert _seconds(text) == seconds
 
 
 odd = st.text(st.characters(exclude_characters='\0/\n"', exclude_categories=["Cs"]), min_size=1, max_size=20)

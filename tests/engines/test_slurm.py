@@ -117,8 +117,8 @@ def test_a_job_of_higher_priority_costs_nothing(
 def test_a_time_limit_is_as_far_as_each_start_goes(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor]
 ) -> None:
-    """Slurm counts limits in minutes and tells of one some time after it is due; training takes 25 s and more."""
-    slow = ["--set", "task.arguments.seconds=0.15", "--set", "launch.slurm.time=1", "--set", "launch.slurm.notice=40 s"]
+    """Slurm counts limits in minutes and tells of one 30 to 90 s before it, here; training takes more."""
+    slow = ["--set", "task.arguments.seconds=0.3", "--set", "launch.slurm.time=2", "--set", "launch.slurm.notice=30 s"]
     number = launched(hotloop, *slow)
     log = watched_to_the_end(hotloop, number)
     assert state(hotloop, number) == "finished", log
@@ -205,6 +205,7 @@ def test_a_job_that_waits_is_cancelled_too(hotloop: Command, job: Path, cluster:
         (["--set", "launch.cpus=64"], "Slurm refuses it"),
         (["--set", "launch.slurm.qos=none-such"], "Slurm refuses it"),
         (["--set", "launch.slurm.containers=apptainer"], "a container needs an image"),
+        (["--set", "launch.slurm.time=2"], 'launch.slurm.time = "2" leaves no time to train'),
         (["--set", "launch.environment.HF_TOKEN=abc"], "launch.environment.HF_TOKEN looks like a secret"),
     ],
 )

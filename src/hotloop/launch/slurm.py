@@ -1,5 +1,6 @@
 """Slurm: a batch script that is submitted by sbatch, and starts again what was interrupted."""
 
+import math
 import re
 import shlex
 import sys
@@ -28,6 +29,7 @@ _ENDED: dict[str, tuple[State, str]] = {
     "TIMEOUT": ("failed", "it met its time limit before it had saved; raise launch.slurm.notice"),
     "OUT_OF_MEMORY": ("failed", "out of memory; raise launch.memory_gib"),
 }
+_EARLY_SECONDS = 90
 _GRES_GPU = re.compile(r"gpu:(?:[^:,()]+:)?(\d+)")
 
 
@@ -86,6 +88,7 @@ class Slurm:
         request = requests[0]
         launch = request.job.launch
         _check_names(requests)
+        _check_time(launch.slurm)
         _check_container(launch.slurm, launch.image)
         own_python = launch.slurm.containers == "none"
         needed = [request.directory, *([Path(sys.executable)] if own_python else [])]
@@ -231,6 +234,31 @@ _FIXES = {
 def _mended(said: str) -> str:
     found = [fix for word, fix in _FIXES.items() if word in said.lower()]
     return found[0] if found else "hotloop launch ... --dry-run shows the script"
+
+
+def _check_time(own: SlurmSection) -> None:
+    """A start has to have time before its notice, which Slurm may send a minute early (sbatch's manual, --signal)."""
+    limit = _seconds(own.time)
+    if limit and limit < own.notice.amount + _EARLY_SECONDS:
+        raise InputError(
+            f'launch.slurm.time = "{own.time}" leaves no time to train before a notice of {own.notice}',
+            "Slurm may send that a minute early",
+            f"--set launch.slurm.time={math.ceil((own.notice.amount + _EARLY_SECONDS) / 60)} or more",
+        )
+
+
+def _seconds(time: str) -> int:
+    """Of a limit as Slurm writes it: minutes, minutes:seconds, h:minutes:seconds, days-h[:minutes[:seconds]]."""
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":") if part]
+    if days:
+        parts += [0] * (3 - len(parts))
+    elif len(parts) == 1:
+        parts += [0]
+    total = 0
+    for part in parts:
+        total = 60 * total + part
+    return total + 86400 * int(days or 0)
 
 
 def _check_container(own: SlurmSection, image: str) -> None:
