@@ -13,6 +13,8 @@ import torch
 from command import Command
 from runs import rank_of, read_until, started, weights_of, write_small_job
 
+from hotloop.train.interface import interface_towards
+
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop", "--set", "ranks.processes=1", "--set", "train.epochs=30"]
 
@@ -73,6 +75,12 @@ def test_a_machine_that_is_left_alone_says_so(hotloop: Command, job: Path) -> No
     done = hotloop("train", "job.toml", *where, *short, expect=1)
     assert "2 machines have not met at 127.0.0.1:" in done.err
     assert "within 2.0 s" in done.err
+    assert "hotloop: GLOO_SOCKET_IFNAME=lo: it reaches 127.0.0.1" in done.err
+
+
+def test_the_interface_is_the_one_whose_address_is_used() -> None:
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("no.such.host.invalid") == ""
 
 
 @pytest.mark.parametrize(

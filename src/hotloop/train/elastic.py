@@ -25,6 +25,7 @@ from hotloop.core.job import RanksSection
 from hotloop.core.units import format_seconds
 from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
+from hotloop.train.interface import interface_towards
 from hotloop.train.world import FOLDER, PARENT, PEER_LOST, RESTARTS
 
 _LOOK_SECONDS = 0.2
@@ -102,10 +103,11 @@ def train_in_ranks(
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
     gpus: list[str] = []
+    reached = _reached(nodes, notify)
     with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
         for restart in range(settings.restarts + 1):
             attempt = _Attempt(Path(name), number, restart, settings.timeout.amount, nodes)
-            lost = attempt.run(command, {**_after_a_loss(restart), **_visible(gpus)})
+            lost = attempt.run(command, {**reached, **_after_a_loss(restart), **_visible(gpus)})
             if lost is None or attempt.said is not None:
                 return attempt.said or 0
             may = restart < settings.restarts and not attempt.stopping
@@ -119,6 +121,14 @@ def train_in_ranks(
             if not again:
                 break
     return 1
+
+
+def _reached(nodes: Nodes, notify: Callable[[str], None]) -> dict[str, str]:
+    """Over which interface ranks of several machines talk, where nobody has said it; NCCL finds its own."""
+    name = "" if nodes.number == 1 or "GLOO_SOCKET_IFNAME" in os.environ else interface_towards(nodes.host)
+    if name:
+        notify(f"GLOO_SOCKET_IFNAME={name}: it reaches {nodes.host}")
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:
