@@ -198,8 +198,9 @@ class Lane(LaneOfIndices):
         (https://github.com/python/cpython/issues/104690); and of those that are kept and give page-locked batches it
         waits five seconds for each, at exit. So they are told, and those that have not ended soon are ended.
         """
-        if not isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter):
+        if not isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter) or self.iterator._shutdown:
             return
+        self.iterator._shutdown = True  # torch finds it done
         until = time.monotonic() + _LEAVE_SECONDS
         if self.iterator._pin_memory:  # it takes batches from where a worker that has ended has them no more
             self.iterator._pin_memory_thread_done_event.set()
@@ -227,9 +228,15 @@ def _is_ready(iterator: Any) -> bool:
 
 
 def _wake(queue: Any) -> None:
-    """Have its reader look whether it is to end. `put` would start a thread."""
-    with queue._wlock:
-        queue._writer.send_bytes(ForkingPickler.dumps((None, None)))
+    """Have its reader look whether it is to end, if it waits. One that has something to read, or that a worker is
+    sending something, does not; and a worker that was killed may hold the lock for ever. `put` would start a thread.
+    """
+    if queue.empty() and queue._wlock.acquire(block=False):
+        try:
+            queue._sem.acquire(block=False)  # of messages: the reader gives back one for each
+            queue._writer.send_bytes(ForkingPickler.dumps((None, None)))
+        finally:
+            queue._wlock.release()
 
 
 def _clone(loader: Any, dataset: Any, how: How, indices: LaneIndices) -> Any:

@@ -83,6 +83,8 @@ class Loading:
         self._patches.undo()
         for kept in self._lanes.values():
             kept.lane.leave()
+        for each in list(self._passes):
+            each.leave()
         self._lanes.clear()
 
     def adopt(self) -> None:
@@ -269,6 +271,12 @@ class Pass:
             following = loading.lane(self, self._source, self._seed) if loading.how else self._own_lane()
             self.lane.close()
             self._next_lane = following
+
+    def leave(self) -> None:
+        """The process ends."""
+        for lane in (self.lane, self._next_lane):
+            if lane and not lane.is_own:
+                lane.leave()
 
     def _take(self) -> Any:
         if self._ended:
