@@ -189,7 +189,8 @@ class Runner:
             # Once more what did not fit: shorter steps may wait for batches, and longer ones did not.
             if name in self._told and self._told[name].state != UNFIT:
                 continue
-            training.waits = before.waits
+            # A few steps may not have waited for batches where others will.
+            training.waits = 1.0 if self._plan.asked else before.waits
             if not self._switched_on(name, switch, training) or not self._plan.measure:
                 continue
             yield from self._regular(training)
