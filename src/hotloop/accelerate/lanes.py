@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
+from hotloop.accelerate.pace import Stock
 from hotloop.data.worker import NICE
 
 _PATIENCE_SECONDS = 120.0
@@ -147,6 +148,10 @@ class OwnLane(LaneOfIndices):
     def is_ready(self) -> bool:
         return _is_ready(self.iterator)
 
+    @property
+    def stock(self) -> Stock:
+        return _stock(self.iterator)
+
 
 class Lane(LaneOfIndices):
     """Batches of a loader with other settings than its own.
@@ -219,12 +224,26 @@ class Lane(LaneOfIndices):
         """Whether its next batch would come at once."""
         return _is_ready(self.iterator)
 
+    @property
+    def stock(self) -> Stock:
+        """Its batches now."""
+        return _stock(self.iterator)
+
 
 def _is_ready(iterator: Any) -> bool:
     if not isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
         return False
     arrived = iterator._task_info.get(iterator._rcvd_idx)
     return (arrived is not None and len(arrived) == 2) or not iterator._data_queue.empty()
+
+
+def _stock(iterator: Any) -> Stock:
+    if not isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+        return Stock()
+    ready = iterator._data_queue.qsize() + sum(len(task) == 2 for task in iterator._task_info.values())
+    if iterator._pin_memory:  # else it is the same queue
+        ready += iterator._worker_result_queue.qsize()
+    return Stock(ready, max(0, len(iterator._task_info) - ready), workers=len(iterator._workers))
 
 
 def _wake(queue: Any) -> None:
