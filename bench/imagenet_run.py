@@ -22,8 +22,8 @@ from photographs import make_photographs
 from record import RESULTS, Figure, add_device, publish, record, source
 
 _PHOTOGRAPHS, _LINKS = 8192, 48
-"""Distinct files, and names of each: an epoch of 1,536 steps, as accelerations are tried within one. The links of a file
-share its place in memory: of few files the disk would be read but once.
+"""Distinct files, and names of each: an epoch of 1,536 steps, as accelerations are tried within one. The links of a
+file share its place in memory: of few files the disk would be read but once.
 """
 
 LOOP = "for i, (images, target) in enumerate(train_loader):"

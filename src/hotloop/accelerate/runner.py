@@ -190,7 +190,9 @@ class Runner:
         useless = [name for name in useless if name != "threads"]
         with (self._folder / f"told-{os.getpid()}.jsonl").open("a") as file:
             while not training.ranks.any((self._folder / "stop").exists()):
-                mean = self._mean(training, (yield from self._window(training, number))).seconds
+                # The stock rises and falls within windows as short as these; all of them together tell.
+                steps = (yield from self._window(training, number)).steps
+                mean = self._mean(training, Window(steps)).seconds
                 broken = [f"{one.name}: {one.why}" for one in self._told.values() if one.state == FAILED]
                 trouble = broken[0] if broken else memory_trouble(memory_report(training.device))
                 if not int(os.environ.get("RANK", "0")):
