@@ -219,6 +219,8 @@ class Runner:
         if training.ranks.number > 1:
             number = _RANKS_STEPS
         window = yield from self._window(training, self._plan.steps or number)
+        if self._plan.steps or not self._plan.measure or training.ranks.number > 1:
+            window = Window(window.steps)  # it may be too short to tell by its stock
         mean = self._mean(training, window)
         if unlike and not self._plan.steps:
             for _ in range(_ROUNDS - 1):
