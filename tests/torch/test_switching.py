@@ -70,6 +70,22 @@ def test_what_was_asked_for_is_used_however_little_it_seems_to_bring(
     assert (told["loader"].state, told["loader"].gain) == (state, None)
 
 
+def test_a_trial_begins_with_its_settings(script: Callable[[Plan, Callable[[Runner], Step]], Script]) -> None:
+    """Its time is short: what steps took without them is known from another trial."""
+    plan = Plan(("loader",), workers=1, measure=False, asked=True, tell=True, steps=5)
+    one, steps = script(plan, lambda runner: Step(1.0, 0.001)), 0
+    batches = iter(DataLoader(TensorDataset(torch.ones(4000)), 1))
+    run = one.runner._accelerate(one.training)
+    wanted = next(run)
+    while not one.loading.how:
+        for _ in range(wanted):
+            next(batches)
+        steps += wanted
+        wanted = run.send([Step(1.0, 0.001)] * wanted)
+    assert steps == 3
+    run.close()
+
+
 @pytest.mark.parametrize(
     ("plan", "faster", "windows"),
     [
