@@ -21,8 +21,10 @@ from typing import Any
 from photographs import make_photographs
 from record import RESULTS, Figure, add_device, publish, record, source
 
-_PHOTOGRAPHS, _LINKS = 8192, 32
-"""An epoch of 1,024 steps: accelerations are tried within one."""
+_PHOTOGRAPHS, _LINKS = 8192, 48
+"""Distinct files, and names of each: an epoch of 1,536 steps, as accelerations are tried within one. The links of a
+file share its place in memory: of few files the disk would be read but once.
+"""
 
 LOOP = "for i, (images, target) in enumerate(train_loader):"
 CACHED = """import itertools
@@ -75,7 +77,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path, help="examples/imagenet/main.py")
     parser.add_argument("--data", type=Path, help="a folder with train/ and val/  [default: photographs are made]")
-    parser.add_argument("--photographs", type=int, nargs=2, default=(_PHOTOGRAPHS, _LINKS), metavar=("FILES", "NAMES"))
+    parser.add_argument("--photographs", type=int, default=_PHOTOGRAPHS, help="distinct ones, if they are made")
+    parser.add_argument("--links", type=int, default=_LINKS, help="names of each, so many make an epoch long enough")
     parser.add_argument("--options", default="", help="of the script, in one string")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--add", action="store_true", help="to the figures that are recorded, of the same source")
@@ -83,15 +86,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, nargs=2, default=(40, 140), help="between which a plain script is timed")
     parser.add_argument(
-        "--after", type=int, nargs=2, default=(320, 700), metavar=("EXACT", "FAST"),
-        help="steps in which accelerations are switched on and timed",
+        "--after", type=int, nargs=2, default=(500, 1200), metavar=("EXACT", "FAST"),
+        help="steps in which accelerations are switched on and timed: `run` is read after these",
     )  # fmt: skip
     arguments = parser.parse_args()
     text = arguments.script.read_text()
     assert text.count(LOOP) == 1, "the script is another one than this bench knows"
     with tempfile.TemporaryDirectory() as folder:
         if not arguments.data:
-            make_data(Path(folder), *arguments.photographs)
+            make_data(Path(folder), arguments.photographs, arguments.links)
         options = [str(arguments.data or folder), "-a", "resnet50", "-p", "10", *arguments.options.split()]
         cached, summary = Path(folder) / "cached.py", Path(folder) / "summary.json"
         cached.write_text(text.replace(LOOP, CACHED))

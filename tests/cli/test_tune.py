@@ -56,12 +56,13 @@ def test_a_scripts_settings_are_found_and_used(script: Path, hotloop: Command) -
     tuned = tomllib.loads((script.parent / "tuned.toml").read_text())
     assert tuned["run"]["workers"] == found["best"]["workers"]
     assert tuned["evidence"]["trials"]
-    script.write_text(SCRIPT.format(epochs=5))
+    script.write_text(SCRIPT.format(epochs=6))  # more steps than all that is timed, however irregular they are
     plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout
     options = ["--settings", "tuned.toml", "--json-summary", "summary.json"]
     assert hotloop("run", *options, "--", sys.executable, "train.py", expect=0).out == plain
     summary = json.loads((script.parent / "summary.json").read_text())
-    assert [one["name"] for one in summary["accelerations"] if one["state"] == "on"] == ["loader"]
+    on = {one["name"] for one in summary["accelerations"] if one["state"] == "on"}
+    assert on == set(tuned["run"]["accelerations"]) >= {"loader"}, "and what else these trials have found"
     assert summary["ratio"] > 0
 
 

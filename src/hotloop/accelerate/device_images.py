@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, default_collate
 from hotloop.accelerate.host_tensor import HostTensor
 from hotloop.accelerate.image_folder import MAX_PIXELS, Recipe
 from hotloop.accelerate.lanes import How, IndexSource, LaneIndices, LaneOfIndices
+from hotloop.accelerate.pace import Stock
 from hotloop.data.columns import Column, Texts
 from hotloop.data.dataset import Dataset
 from hotloop.data.image_list import ImageList
@@ -81,6 +82,8 @@ class DeviceImages(LaneOfIndices):
     is_own = False
     is_ready = False
     """One batch is on its way while the script has the one before: asking for it earlier brings nothing."""
+    stock = Stock()
+    """Four batches at most: none are counted."""
 
     def __init__(
         self, loader: Any, recipe: Recipe, how: How, source: IndexSource, seed: int, device: torch.device

@@ -69,7 +69,9 @@ class Forward:
         def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if id(model) not in self._models or not self.on or torch.compiler.is_compiling():
                 return original(model, *args, **kwargs)
-            if model.training and self.guard.is_due():
+            if not model.training:  # no loss has come of what was computed before
+                self.guard.end_step()
+            elif self.guard.is_due():
                 return self.guard.compare(
                     model, lambda: original(model, *args, **kwargs), lambda: self._fast(original, model, args, kwargs)
                 )
@@ -90,7 +92,8 @@ class Forward:
         compute, cast = original, "bf16" in self.on
         if "channels_last" in self.on:
             args, kwargs = tree_map_only(Tensor, _channels_last, (args, kwargs))
-        if "compile" in self.on and model.training and torch.is_grad_enabled():
+        may_compile = model.training and torch.is_grad_enabled() and not self.guard.is_at_work
+        if "compile" in self.on and may_compile:
             compute = self._compiled.get(id(model)) or torch.compile(original)
         with torch.autocast(self._device.type, torch.bfloat16) if cast else nullcontext():
             if compute is not original and id(model) not in self._compiled:

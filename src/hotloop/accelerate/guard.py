@@ -2,6 +2,9 @@
 
 Where a model's outputs are computed in both ways, everything the script does with them is done twice as well, up to the
 loss on which `backward` is called: so the two losses differ by nothing but the arithmetic.
+
+Meanwhile what the script has compiled runs as it is written. Compiled functions are tied to the modes that they were
+compiled under: ours would have each of them compiled anew, which those that are to be one graph answer with an error.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -11,9 +14,12 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._pytree import tree_flatten, tree_map
+
+from hotloop.attach.patches import Patches
 
 _FIRST = 5
 """Forward passes that are checked one after another; then each whose number is a power of two."""
@@ -49,9 +55,16 @@ class Guard:
         """Check the next ones again: something has been switched on."""
         self._calls = 0
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether what is done now is done twice."""
+        return self._again is not None
+
     def is_due(self) -> bool:
         """Whether this forward pass is to be checked; counts it."""
         self._calls += 1
+        if self._again and self._again.is_over:
+            self.end_step()
         free = self._again is None and torch.is_grad_enabled()
         return free and (self._calls <= _FIRST or self._calls & (self._calls - 1) == 0)
 
@@ -59,7 +72,7 @@ class Guard:
         """What `fast` returns; from now on until `backward` all is done with what `exact` returned, too."""
         expected: list[Any] = []
         try:
-            with kept(model), torch.no_grad():
+            with torch.compiler.set_stance("force_eager"), kept(model), torch.no_grad():
                 before = _random_state()
                 expected = [exact()]
                 if not torch.equal(before, _random_state()):  # torch.compile draws others
@@ -69,7 +82,7 @@ class Guard:
         outputs = fast()
         self._again = _Again(self._told, len(expected))
         self._again.note(outputs, expected)
-        self._again.__enter__()  # type: ignore[no-untyped-call]
+        self._again.begin()
         return outputs
 
     def end_step(self) -> None:
@@ -77,6 +90,7 @@ class Guard:
         if self._again:
             self._again.leave()
             self._again = None
+        _take_off()  # one that ended in another thread
 
     def _told(self, loss: Tensor, exact: Sequence[Tensor]) -> None:
         self._again = None
@@ -97,14 +111,24 @@ class Guard:
 
 
 class _Again(TorchFunctionMode):
-    """Does once more, with other values, what is done with some tensors, as often as there are other values."""
+    """Does once more, with other values, what is done with some tensors, as often as there are other values.
+
+    Args:
+        told: the tensor on which `backward` is called, and its other values, once all of this is over.
+        times: how many other values there are.
+
+    Attributes:
+        is_over: whether an error has passed through: what follows it is another thing than the loss.
+    """
 
     def __init__(self, told: Callable[[Tensor, Sequence[Tensor]], None], times: int) -> None:
         super().__init__()
+        self.is_over = False
         self._told = told
         self._times = times
         self._others: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        self._is_left = False
+        self._patches = Patches()
+        self._stance: Any = None
 
     def note(self, outputs: Any, others: Sequence[Any]) -> None:
         """Of each floating-point tensor in `outputs`, the one in the same place of each of the others."""
@@ -112,27 +136,47 @@ class _Again(TorchFunctionMode):
             if isinstance(one, Tensor) and one.is_floating_point():
                 self._others[id(one)] = (one, rest)
 
+    def begin(self) -> None:
+        """Do everything once more from now on, until `backward` or `leave`."""
+        self._stance = torch.compiler.set_stance("force_eager")
+        # Torch calls a mode without it on the stack, and puts it back afterwards: there it cannot go for good.
+        self._patches.replace(Tensor, "backward", self._backward)
+        # Under the script's own modes: each of these takes away what is on top when it ends. `set_default_device` alone
+        # has its place at the bottom.
+        stack = _stack()
+        first = int(_device.CURRENT_DEVICE is not None)
+        _restack([*stack[:first], self, *stack[first:]])
+
     def leave(self) -> None:
         """Do everything once from now on."""
-        if not self._is_left:
-            self._is_left = True
-            self._others.clear()
-            with suppress(Exception):  # the script has put another mode on top of it
-                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.is_over = True
+        self._others.clear()
+        self._patches.undo()
+        _take_off()
+        if self._stance:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._stance:  # else somebody has kept it
+                found = self._others.get(id(tensor))
+                self.leave()
+                self._told(tensor, found[1] if found else [])
+            return original(tensor, *args, **kwargs)
+
+        return backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_left:
-            return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name == "backward":  # torch's, or what stands in its place
-            found = self._others.get(id(args[0]))
-            self.leave()
-            self._told(args[0], found[1] if found else [])
-            return func(*args, **kwargs)
         known = any(id(leaf) in self._others for leaf in tree_flatten((args, kwargs))[0])
         others = self._done_again(func, args, kwargs) if known else None  # before, as it may write into its arguments
-        outputs = func(*args, **kwargs)
+        try:
+            outputs = func(*args, **kwargs)
+        except BaseException:
+            self.is_over = True
+            self._others.clear()
+            raise
         if others is not None:
             with suppress(ValueError):  # not the same number of outputs
                 self.note(outputs, others)
@@ -154,6 +198,26 @@ class _Again(TorchFunctionMode):
                         for n in range(self._times)]  # fmt: skip
         except Exception:  # then this loss is not compared
             return None
+
+
+def _stack() -> list[TorchFunctionMode]:
+    """What torch calls in this thread, the last one first."""
+    return overrides._get_current_function_mode_stack()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _restack(modes: Sequence[TorchFunctionMode]) -> None:
+    for _ in _stack():
+        overrides._pop_mode()  # type: ignore[no-untyped-call]
+    for mode in modes:
+        overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _take_off() -> None:
+    """Torch calls nothing of ours in this thread."""
+    stack = _stack()
+    others = [mode for mode in stack if not isinstance(mode, _Again)]
+    if len(others) < len(stack):
+        _restack(others)
 
 
 def _has_gpu() -> bool:

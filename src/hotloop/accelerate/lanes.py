@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
+from hotloop.accelerate.pace import Stock
 from hotloop.data.worker import NICE
 
 _PATIENCE_SECONDS = 120.0
@@ -147,6 +148,10 @@ class OwnLane(LaneOfIndices):
     def is_ready(self) -> bool:
         return _is_ready(self.iterator)
 
+    @property
+    def stock(self) -> Stock:
+        return _stock(self.iterator)
+
 
 class Lane(LaneOfIndices):
     """Batches of a loader with other settings than its own.
@@ -198,8 +203,9 @@ class Lane(LaneOfIndices):
         (https://github.com/python/cpython/issues/104690); and of those that are kept and give page-locked batches it
         waits five seconds for each, at exit. So they are told, and those that have not ended soon are ended.
         """
-        if not isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter):
+        if not isinstance(self.iterator, dataloader._MultiProcessingDataLoaderIter) or self.iterator._shutdown:
             return
+        self.iterator._shutdown = True  # torch finds it done
         until = time.monotonic() + _LEAVE_SECONDS
         if self.iterator._pin_memory:  # it takes batches from where a worker that has ended has them no more
             self.iterator._pin_memory_thread_done_event.set()
@@ -218,6 +224,11 @@ class Lane(LaneOfIndices):
         """Whether its next batch would come at once."""
         return _is_ready(self.iterator)
 
+    @property
+    def stock(self) -> Stock:
+        """Its batches now."""
+        return _stock(self.iterator)
+
 
 def _is_ready(iterator: Any) -> bool:
     if not isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
@@ -226,10 +237,25 @@ def _is_ready(iterator: Any) -> bool:
     return (arrived is not None and len(arrived) == 2) or not iterator._data_queue.empty()
 
 
+def _stock(iterator: Any) -> Stock:
+    if not isinstance(iterator, dataloader._MultiProcessingDataLoaderIter):
+        return Stock()
+    ready = iterator._data_queue.qsize() + sum(len(task) == 2 for task in iterator._task_info.values())
+    if iterator._pin_memory:  # else it is the same queue
+        ready += iterator._worker_result_queue.qsize()
+    return Stock(ready, max(0, len(iterator._task_info) - ready), workers=len(iterator._workers))
+
+
 def _wake(queue: Any) -> None:
-    """Have its reader look whether it is to end. `put` would start a thread."""
-    with queue._wlock:
-        queue._writer.send_bytes(ForkingPickler.dumps((None, None)))
+    """Have its reader look whether it is to end, if it waits. One that has something to read, or that a worker is
+    sending something, does not; and a worker that was killed may hold the lock for ever. `put` would start a thread.
+    """
+    if queue.empty() and queue._wlock.acquire(block=False):
+        try:
+            queue._sem.acquire(block=False)  # of messages: the reader gives back one for each
+            queue._writer.send_bytes(ForkingPickler.dumps((None, None)))
+        finally:
+            queue._wlock.release()
 
 
 def _clone(loader: Any, dataset: Any, how: How, indices: LaneIndices) -> Any:

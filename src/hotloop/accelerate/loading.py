@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -17,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, dataloader
 
 from hotloop.accelerate.lanes import How, IndexSource, Lane, OwnLane
+from hotloop.accelerate.pace import Stock
 from hotloop.attach.patches import Patches
 
 _DIGESTED_BYTES = 2**25
@@ -46,8 +48,10 @@ class Loading:
         waited: seconds in which the thread that trains waited for batches.
         worked: of those, seconds in which it was on a processor.
         batches: handed out by our means.
+        taken: by the thread that trains, in all.
         make_lane: of a loader, as is said.
         current: the pass that was asked last.
+        numbers: of passes.
     """
 
     def __init__(self, failed: Callable[..., None]) -> None:
@@ -56,8 +60,9 @@ class Loading:
         self.passing: Passing | None = None
         self.failed = failed
         self.waited = self.worked = 0.0
-        self.batches = 0
+        self.batches = self.taken = 0
         self.current: Callable[[], Pass | None] = lambda: None
+        self.numbers = count(1)
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._lanes: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
@@ -83,6 +88,8 @@ class Loading:
         self._patches.undo()
         for kept in self._lanes.values():
             kept.lane.leave()
+        for each in list(self._passes):
+            each.leave()
         self._lanes.clear()
 
     def adopt(self) -> None:
@@ -93,6 +100,11 @@ class Loading:
     def is_ours(self) -> bool:
         """Whether this is the thread that trains."""
         return threading.get_ident() == self._thread and os.getpid() == self._process
+
+    def stock(self) -> Stock:
+        """Of the pass that was asked last."""
+        current = self.current()
+        return replace(current.stock, taken=self.taken) if current else Stock()
 
     def set_how(self, how: Callable[[Any], How] | None) -> None:
         """Make batches in another way from now on, those of passes that are under way too.
@@ -209,6 +221,7 @@ class Pass:
         self._ahead: deque[Any] = deque()
         self._ended = False
         self._lock = threading.RLock()
+        self._number = next(loading.numbers)
 
     def begin(self) -> None:
         """Start making batches; as the script would, if that is all that works."""
@@ -238,6 +251,7 @@ class Pass:
                 batch = self._ahead.popleft() if self._ahead else self._take()
                 if isinstance(batch, _Raised):
                     raise batch.error
+                loading.taken += loading.is_ours
                 passing = loading.passing
                 if passing and passing.is_ahead and not self._ended and self.lane.is_ready:
                     self._look_ahead()
@@ -252,6 +266,15 @@ class Pass:
             self._ahead.append(self._take())
         except Exception as error:  # raised when its turn has come
             self._ahead.append(_Raised(error))
+
+    @property
+    def stock(self) -> Stock:
+        """Its batches now, those of the lane that comes next too."""
+        lanes = [lane.stock for lane in (self.lane, self._next_lane) if lane]
+        ready, under_way, workers = (
+            sum(getattr(one, name) for one in lanes) for name in ("ready", "under_way", "workers")
+        )
+        return Stock(len(self._ahead) + ready, under_way, workers=workers, number=self._number)
 
     def change(self) -> None:
         """Go on as is set now; what is under way comes first.
@@ -269,6 +292,12 @@ class Pass:
             following = loading.lane(self, self._source, self._seed) if loading.how else self._own_lane()
             self.lane.close()
             self._next_lane = following
+
+    def leave(self) -> None:
+        """The process ends."""
+        for lane in (self.lane, self._next_lane):
+            if lane and not lane.is_own:
+                lane.leave()
 
     def _take(self) -> Any:
         if self._ended:

@@ -56,6 +56,7 @@ class Plan:
         threads: of torch's on the host; 0: as suits the machine.
         measure: switch accelerations on one by one and time each; else all at once, after the first steps.
         steps: that are timed for each; 0: as many as take 3 s.
+        asked: each of these was asked for: it is used whether or not it seems to bring something, until it breaks.
         tell: once all is switched on, tell how long steps take, a line each time, until asked to end the process.
     """
 
@@ -65,6 +66,7 @@ class Plan:
     threads: int = 0
     measure: bool = True
     steps: int = 0
+    asked: bool = False
     tell: bool = False
 
 

@@ -7,16 +7,17 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from math import hypot, sqrt
+from dataclasses import asdict, replace
+from math import hypot
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from hotloop.accelerate.forward import Bf16, ChannelsLast, Compile, Forward
 from hotloop.accelerate.loading import Loading
+from hotloop.accelerate.pace import Mean, Step, Window, enough, mean_of
 from hotloop.accelerate.plan import Plan, kind_of
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.switches import Allocator, CudnnAutotune, FusedOptimizer, Tf32, Threads, ZeroGrad
@@ -39,42 +40,8 @@ _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 _SLOWER = 0.02
 """Share of a step from which on an acceleration that costs time is taken back."""
 _TOLD_SECONDS = 0.25
-_FAR, _FEW = 5.0, 0.06
-"""Steps so many times as long as most are left out of a mean, if they are so few of all: workers that give their
-batches by turns make many of them long.
-"""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the script.
-
-    Attributes:
-        waited: seconds of it for batches.
-    """
-
-    seconds: float
-    waited: float
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Of some steps.
-
-    Attributes:
-        error: standard error.
-    """
-
-    seconds: float
-    error: float
-    waits: float
-
-
-def _usual(steps: list[Step]) -> list[Step]:
-    """Without the few in which something else was done, validation or saving say."""
-    limit = _FAR * median(step.seconds for step in steps)
-    usual = [step for step in steps if step.seconds <= limit]
-    return usual if len(usual) >= (1 - _FEW) * len(steps) else steps
+_ROUNDS = 3
+"""Windows at most in which an acceleration is timed, as long as its gain is less than it is uncertain."""
 
 
 def begin(module: Any, attachment: Attachment) -> None:
@@ -181,19 +148,22 @@ class Runner:
         """All that is done, in order."""
         with models_seen(training):
             yield _LOOK
-        yield from self._regular(training)
-        before = yield from self._timed(training)
+        before = Mean(0.0, 0.0, 0.0)
+        if not self._plan.tell:  # who is told compares trials: what there was before is another one's affair
+            yield from self._regular(training)
+            before = yield from self._timed(training)
         self._before = before.seconds
         self._after = before.seconds if self._plan.measure else 0.0  # then it is measured once, at the end
         for name, switch in [*self._switches.items()] * 2:
             # Once more what did not fit: shorter steps may wait for batches, and longer ones did not.
             if name in self._told and self._told[name].state != UNFIT:
                 continue
-            training.waits = before.waits
+            # A few steps may not have waited for batches where others will.
+            training.waits = 1.0 if self._plan.asked else before.waits
             if not self._switched_on(name, switch, training) or not self._plan.measure:
                 continue
             yield from self._regular(training)
-            after = yield from self._timed(training)
+            after = yield from self._timed(training, unlike=before)
             if training.ranks.any(self._told[name].state != ON):  # it has failed meanwhile
                 self._take_back(name, FAILED, "another rank could not use it")
                 continue
@@ -222,7 +192,9 @@ class Runner:
         useless = [name for name in useless if name != "threads"]
         with (self._folder / f"told-{os.getpid()}.jsonl").open("a") as file:
             while not training.ranks.any((self._folder / "stop").exists()):
-                mean = (yield from self._mean_of(training, number)).seconds
+                # The stock rises and falls within windows as short as these; all of them together tell.
+                steps = (yield from self._window(training, number)).steps
+                mean = self._mean(training, Window(steps)).seconds
                 broken = [f"{one.name}: {one.why}" for one in self._told.values() if one.state == FAILED]
                 trouble = broken[0] if broken else memory_trouble(memory_report(training.device))
                 if not int(os.environ.get("RANK", "0")):
@@ -236,31 +208,46 @@ class Runner:
         else:
             yield from until_regular()
 
-    def _timed(self, training: Training) -> Generator[int, Sequence[Step], Mean]:
-        """The mean of as many steps as the plan asks for; of the slowest rank."""
+    def _timed(self, training: Training, unlike: Mean | None = None) -> Generator[int, Sequence[Step], Mean]:
+        """The mean of as many steps as the plan asks for; of the slowest rank.
+
+        Args:
+            unlike: go on where the mean may still be the same as this one.
+        """
         first = yield 2
         seconds = fmean(step.seconds for step in first)
         number = max(_FEWEST, min(_MOST, int(_SECONDS / seconds)))
+        number = enough(number, self._loading.stock())
         if training.ranks.number > 1:
             number = _RANKS_STEPS
-        number = self._plan.steps or number
-        return (yield from self._mean_of(training, number))
+        window = yield from self._window(training, self._plan.steps or number)
+        if self._plan.steps or not self._plan.measure or training.ranks.number > 1:
+            window = Window(window.steps)  # it may be too short to tell by its stock
+        mean = self._mean(training, window)
+        if unlike and not self._plan.steps:
+            for _ in range(_ROUNDS - 1):
+                if not mean.is_like(unlike):
+                    break
+                window += yield from self._window(training, number)
+                mean = self._mean(training, window)
+        return mean
 
-    def _mean_of(self, training: Training, number: int) -> Generator[int, Sequence[Step], Mean]:
+    def _mean(self, training: Training, window: Window) -> Mean:
+        mean = mean_of(window)
+        return Mean(*training.ranks.largest(mean.seconds, mean.error, mean.waits))
+
+    def _window(self, training: Training, number: int) -> Generator[int, Sequence[Step], Window]:
         self._synchronize(training)
         workers = [worker.pid for worker in self._workers()]
-        activity, worked = Activity(workers), self._loading.worked
+        activity, worked, before = Activity(workers), self._loading.worked, self._loading.stock()
         steps = list((yield number))
         ended = time.perf_counter()
         self._synchronize(training)
         steps[-1] = replace(steps[-1], seconds=steps[-1].seconds + time.perf_counter() - ended)
-        steps = _usual(steps)
-        number, mean = len(steps), fmean(step.seconds for step in steps)
         waited = sum(step.waited for step in steps)
         busy = (self._loading.worked - worked) / waited if waited else 0.0
         self._busy = activity.workers_busy(workers) if workers else busy
-        error = stdev(step.seconds for step in steps) / sqrt(number) if number > 1 else 0.0
-        return Mean(*training.ranks.largest(mean, error, waited / number / mean))
+        return Window(tuple(steps), before, self._loading.stock())
 
     def _workers(self) -> list[Any]:
         current = self._loading.current()

@@ -32,4 +32,4 @@ def read_settings(file: Path) -> Plan:
         where = ".".join(["run", *map(str, first["loc"])])
         raise InputError(f"{file} is no file of settings", f"{where}: {first['msg']}", fix) from error
     names = chosen("exact", only=found.accelerations) if found.accelerations else ()
-    return Plan(names, found.workers, found.prefetch_factor, found.threads, measure=False)
+    return Plan(names, found.workers, found.prefetch_factor, found.threads, measure=False, asked=True)

@@ -25,7 +25,7 @@ def plan_of(settings: Settings) -> Plan:
         names.append("loader")
     if threads:
         names.append("threads")
-    return Plan(chosen("exact", only=names) if names else (), workers, factor, threads, measure=False)
+    return Plan(chosen("exact", only=names) if names else (), workers, factor, threads, measure=False, asked=True)
 
 
 class ScriptTrials:

@@ -1,0 +1,139 @@
+"""Which accelerations `hotloop run` switches on and keeps, by steps whose times are given."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hotloop.accelerate.pace import Step, Stock
+from hotloop.accelerate.plan import Plan
+from hotloop.accelerate.ranks import Ranks
+from hotloop.accelerate.runner import Runner
+from hotloop.accelerate.training import Training
+from hotloop.core.speedup import ON, UNFIT, Acceleration
+
+
+class Script:
+    """A training of which only the times of its steps are known.
+
+    Args:
+        step: the next one's.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, step: Callable[[Runner], Step]) -> None:
+        self.runner = Runner(plan, folder)
+        self.loading = self.runner._loading
+        self.loading.install()
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.training = Training(plan, Ranks(), torch.device("cpu"), optimizer)
+        self._step = step
+
+    def run(self) -> dict[str, Acceleration]:
+        """All that is tried."""
+        batches = iter(DataLoader(TensorDataset(torch.ones(4000)), 1))
+        run = self.runner._accelerate(self.training)
+        wanted = next(run)
+        while True:
+            steps = []
+            for _ in range(wanted):
+                next(batches)
+                steps.append(self._step(self.runner))
+            try:
+                wanted = run.send(steps)
+            except StopIteration:
+                return self.runner._told
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[[Plan, Callable[[Runner], Step]], Script]]:
+    made: list[Script] = []
+
+    def make(plan: Plan, step: Callable[[Runner], Step]) -> Script:
+        made.append(Script(plan, tmp_path, step))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.loading.remove()
+
+
+@pytest.mark.parametrize(("asked", "state"), [(True, ON), (False, UNFIT)])
+def test_what_was_asked_for_is_used_however_little_it_seems_to_bring(
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], asked: bool, state: str
+) -> None:
+    """Steps that hardly wait for batches, and are slower with workers."""
+    plan = Plan(("loader",), workers=1, measure=False, asked=asked)
+    told = script(plan, lambda runner: Step(2.0 if runner._loading.how else 1.0, 0.001)).run()
+    assert (told["loader"].state, told["loader"].gain) == (state, None)
+
+
+def test_a_trial_begins_with_its_settings(script: Callable[[Plan, Callable[[Runner], Step]], Script]) -> None:
+    """Its time is short: what steps took without them is known from another trial."""
+    plan = Plan(("loader",), workers=1, measure=False, asked=True, tell=True, steps=5)
+    one, steps = script(plan, lambda runner: Step(1.0, 0.001)), 0
+    batches = iter(DataLoader(TensorDataset(torch.ones(4000)), 1))
+    run = one.runner._accelerate(one.training)
+    wanted = next(run)
+    while not one.loading.how:
+        for _ in range(wanted):
+            next(batches)
+        steps += wanted
+        wanted = run.send([Step(1.0, 0.001)] * wanted)
+    assert steps == 3
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "faster", "windows"),
+    [
+        (Plan(("loader",)), 0.5, 1),
+        (Plan(("loader",)), 0.01, 3),
+        (Plan(("loader",), steps=20), 0.01, 1),
+        (Plan(("loader",), measure=False), 0.01, 1),
+    ],
+)
+def test_a_gain_that_is_not_certain_is_timed_again(
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], plan: Plan, faster: float, windows: int
+) -> None:
+    """Steps of 1.0 and 1.4 s by turns."""
+    made, seen = 0, []
+
+    def step(runner: Runner) -> Step:
+        nonlocal made
+        made += 1
+        on = runner._loading.how is not None
+        return Step((1.2 + 0.2 * (-1) ** made) * (1 - faster * on), 0.5)
+
+    one = script(plan, step)
+    original = one.runner._window
+
+    def window(training: Training, number: int) -> object:
+        seen.append(one.loading.how is not None)
+        return original(training, number)
+
+    one.runner._window = window  # type: ignore[assignment, method-assign]
+    told = one.run()["loader"]
+    assert (told.state, sum(seen)) == (ON, windows)
+    if plan.measure:
+        assert told.gain == pytest.approx(faster, abs=0.05)
+
+
+def test_a_stock_from_before_is_no_gain(script: Callable[[Plan, Callable[[Runner], Step]], Script]) -> None:
+    """Workers make a batch in two seconds, as the script does, and had made 40 before they are timed."""
+    begun = 0
+
+    def stock() -> Stock:
+        nonlocal begun
+        if not one.loading.how:
+            return Stock()
+        begun = begun or one.loading.taken
+        taken = one.loading.taken - begun
+        return Stock(max(0, 40 - taken // 2), 2, taken, 2, number=1)
+
+    one = script(Plan(("loader",), workers=2), lambda runner: Step(1.0 if stock().ready else 2.0, 0.5))
+    one.loading.stock = stock  # type: ignore[method-assign]
+    told = one.run()["loader"]
+    assert told.gain == pytest.approx(0.0, abs=0.05)
