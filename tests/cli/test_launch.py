@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -14,7 +15,7 @@ import torch
 from command import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import weights_of
+from runs import SUPPORT, weights_of
 
 from hotloop.core.job import Job
 from hotloop.launch.local import Local
@@ -147,7 +148,7 @@ def test_what_is_set_for_nccl_is_shown_and_contradictions_are_said(hotloop: Comm
     )
     planned = json.loads(done.out)
     assert planned["environment"]["NCCL_SOCKET_IFNAME"] == planned["environment"]["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert {one["id"] for one in planned["findings"]} == {"infiniband-disabled", "debug-always"}
+    assert {one["id"] for one in planned["findings"]} == {"infiniband-disabled", "debug-always", "cpus-default"}
     assert "export NCCL_NET=IB" in planned["documents"]["launch.sh"]
     quiet = hotloop("launch", "job.toml", "--on", "slurm", "--gpus", "1", "--dry-run", "--json", expect=0)
     assert json.loads(quiet.out)["environment"] == {}, "nothing is set that was not asked for"
@@ -164,6 +165,14 @@ def test_what_is_set_for_nccl_is_shown_and_contradictions_are_said(hotloop: Comm
         (["--gpus", "1", "--set", "device=cuda", "--set", "ranks.processes=2"], "ranks.processes = 2 is more than"),
         (["--set", "launch.environment.WANDB_API_KEY=x"], "launch.environment.WANDB_API_KEY looks like a secret"),
         (["--set", "data.train=s3://me:hunter2@bucket/x"], "data.train looks like a secret"),
+        (["--set", 'launch.setup=["export WANDB_KEY_API_TOKEN=0123456789abcdef"]'], "launch.setup looks like a secret"),
+        (["--set", "launch.environment.hl_folder=x"], "launch.environment.hl_folder is hotloop's own"),
+        (["--nodes", "2", "--on", "slurm", "--set", "parallel=none"], 'parallel = "none" does not go with 2 machines'),
+        (
+            ["--on", "slurm", "--gpus", "1", "--sweep", "launch.environment.A=[1, 2]"],
+            "the runs of this sweep differ in",
+        ),
+        (["--on", "slurm", "--gpus", "1", "--set", "launch.slurm.notice=3 steps"], 'launch.slurm.notice = "3 steps"'),
         (["--set", 'launch.environment={"A-B"="1"}'], "'A-B' is no variable of a shell"),
         (["--set", "launch.slurm.time=soon"], 'launch.slurm.time = "soon"'),
         (["--set", "launch.nodes=0"], "launch.nodes = 0"),
@@ -182,6 +191,63 @@ def test_what_cannot_be_launched_leaves_nothing(
     assert said in done.err
     assert done.err.splitlines()[0].startswith("error: ")
     assert not (job.parent / "runs").exists()
+
+
+def test_what_only_looks_like_a_secret_is_let_through(hotloop: Command, job: Path) -> None:
+    harmless = (
+        'launch.environment={TOKENIZERS_PARALLELISM="false", MAX_TOKENS=4096, GOOGLE_APPLICATION_CREDENTIALS="/k.json"}'
+    )
+    options = ["--set", harmless, "--set", "data.train=/data/sk-learn-datasets-version-2024"]
+    planned = json.loads(hotloop("launch", "job.toml", *options, "--dry-run", "--json", expect=0).out)
+    assert planned["environment"]["MAX_TOKENS"] == "4096"
+
+
+def test_launches_at_once_are_several_and_one_run_is_had_by_one(hotloop: Command, job: Path) -> None:
+    """Of those that are named by the time, each has a name of its own; of the same run, one is refused."""
+    command = [sys.executable, "-m", "hotloop", "launch", "job.toml", "--set", "train.epochs=1", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
+    job.write_text(job.read_text().replace('[run]\ndir = "runs/line"', ""))
+    several = [subprocess.Popen(command, cwd=job.parent, env=environment, stdout=-1, text=True) for _ in range(3)]
+    names = {json.loads(one.communicate(timeout=60)[0])["name"] for one in several}
+    assert len(names) == 3
+    for name in names:
+        assert "finished after 10 steps" in hotloop("launch", "logs", name, "--follow", expect=0).out
+        ended(job, name)
+    same = [*command, "--set", "run.dir=runs/same"]
+    both = [subprocess.Popen(same, cwd=job.parent, env=environment, stdout=-1, stderr=-1) for _ in range(2)]
+    for one in both:
+        one.communicate(timeout=60)
+    assert sorted(one.returncode for one in both) == [0, 2]
+    hotloop("launch", "logs", "same", "--follow", expect=0)
+    ended(job, "same")
+
+
+@pytest.mark.parametrize("line", ["set -eu", "folder=/nowhere; run_dir=x; job_file=y", "false", "sleep 0.1"])
+def test_lines_of_setup_break_nothing_of_ours(hotloop: Command, job: Path, line: str) -> None:
+    setup = f"launch.setup={json.dumps([line])}"
+    done = hotloop("launch", "job.toml", "--watch", "--set", "train.epochs=1", "--set", setup, expect=0)
+    assert "finished after 10 steps" in done.out
+    ended(job)
+
+
+def test_what_is_cancelled_while_it_is_set_up_does_not_begin(hotloop: Command, job: Path) -> None:
+    waits = 'launch.setup=["touch here; while [ ! -e go ]; do sleep 0.05; done"]'
+    hotloop("launch", "job.toml", "--set", waits, expect=0)
+    wait_until(lambda: (job.parent / "here").exists(), "its setup")
+    hotloop("launch", "cancel", "line", expect=0)
+    (job.parent / "go").touch()
+    hotloop("launch", "logs", "line", "--follow", expect=0)
+    assert json.loads(hotloop("launch", "status", "line", "--json").out)["state"] == "cancelled"
+    assert not (job.parent / "runs/line").exists()
+    ended(job)
+
+
+def test_a_record_of_another_version_is_a_row(hotloop: Command, job: Path) -> None:
+    hotloop("launch", "job.toml", "--watch", "--set", "train.epochs=1", expect=0)
+    ended(job)
+    file = job.parent / "runs/.launch/line/launch.json"
+    file.write_text(file.read_text().replace('"local"', '"moon"'))
+    assert "no engine moon" in hotloop("launch", "status", expect=0).out
 
 
 @pytest.mark.parametrize(
@@ -208,8 +274,8 @@ def test_whatever_a_folder_is_called_the_scripts_mean_it(tmp_path: Path, name: s
     for engine in (Local(), Slurm()):
         script = engine.documents([request])[0].text
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-        head = script[script.index("set -u") : script.index("rm -f")]
-        ask = 'printf "%s\\0" "$PWD" "$ODD" "$folder" "$run_dir"'
+        head = script[script.index("# A signal") : script.index("# How this start")].replace("rm -f", ":")
+        ask = 'printf "%s\\0" "$PWD" "$ODD" "$hl_folder"'
         done = subprocess.run(["bash", "-c", f"{head}\n{ask}"], capture_output=True, check=True)
-        found = done.stdout.decode().split("\0")[:4]
-        assert found == [str(folder), value, str(request.folder), str(request.run_dir)]
+        found = done.stdout.decode().split("\0")[:3]
+        assert found == [str(folder), value, str(request.folder)]

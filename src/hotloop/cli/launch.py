@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from hotloop.core.units import count
 
 if TYPE_CHECKING:
     from hotloop.launch.engine import Document, Engine
-    from hotloop.launch.network import Contradiction
+    from hotloop.launch.finding import LaunchFinding
     from hotloop.launch.record import Launch
     from hotloop.launch.request import Request
     from hotloop.launch.status import Status
@@ -69,7 +70,7 @@ def launch() -> None:
     "--sweep", "sweeps", multiple=True, metavar="KEY=[V, V]", help="A run for each value; repeated, of each pair."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
-@click.option("--watch", is_flag=True, help="Show what it writes until it has ended, and exit as it does.")
+@click.option("--watch", is_flag=True, help="Show what it writes until it has ended. 0: finished; 75: saved; else 1.")
 @_json
 def start(
     file: Path, on: str, nodes: int | None, gpus: int | None, overrides: tuple[str, ...], sweeps: tuple[str, ...],
@@ -77,7 +78,7 @@ def start(
 ) -> int:  # fmt: skip
     """Start a job."""
     from hotloop.launch.engine import engine_of
-    from hotloop.launch.network import contradictions
+    from hotloop.launch.findings import launch_findings
     from hotloop.launch.request import make_request
     from hotloop.launch.sweep import points
 
@@ -93,14 +94,13 @@ def start(
             "--watch with --sweep", "one can be watched at a time", "hotloop launch logs NAME --follow, afterwards"
         )
     here = sorted(os.listdir("/sys/class/net")) if on == "local" else None
-    findings = contradictions(first.job.launch, first.nodes, os.environ, here)
-    for request, point in zip(requests, runs, strict=True):
-        if point:
-            click.echo(f"{request.name}: {', '.join(point)}", err=True)
+    findings = launch_findings(first, on, os.environ, here)
     if dry_run:
+        _tell_points([request.name for request in requests], runs)
         click.echo(_planned(documents, first, on, findings, as_json))
         return 0
     launched = _submit(engine, requests, on)
+    _tell_points([one.name for one in launched], runs)
     _tell(first, launched, findings, as_json)
     if watch:
         return _watch(engine, launched[0], as_json)
@@ -156,7 +156,7 @@ def cancel(name: str, root: Path, as_json: bool) -> int:
 
     found = find_launch(name, root)
     engine = engine_of(found.on)
-    before = engine.status(found)
+    before = _status(found, alone=False)
     if not before.ended:
         found.cancel_file.touch()
         engine.cancel(found)
@@ -168,36 +168,36 @@ def cancel(name: str, root: Path, as_json: bool) -> int:
 
 
 def _submit(engine: "Engine", requests: "Sequence[Request]", on: str) -> "list[Launch]":
-    """Hand them over; nothing is left if that fails."""
-    from hotloop.launch.record import Launch, keep, prepare_folder
+    """Hand them over; nothing is left if the engine refuses them."""
+    from hotloop.launch.record import Launch, claim, keep, one_at_a_time
 
-    for request in requests:
-        _refuse_twice(request)
     engine.check(requests[0])
-    try:
-        for request in requests:
-            prepare_folder(request)
-        identities = engine.submit(requests)
-    except BaseException:
-        for request in requests:
-            shutil.rmtree(request.folder, ignore_errors=True)
-        raise
-    submitted = datetime.now(UTC).isoformat(timespec="seconds")
-    return [
-        keep(Launch(one.name, on, identity, one.nodes, one.gpus, submitted, os.uname().nodename,
-                    str(one.folder), str(one.run_dir)))
-        for one, identity in zip(requests, identities, strict=True)
-    ]  # fmt: skip
+    with one_at_a_time(requests[0]):
+        _refuse_twice(requests)
+        claimed = [claim(request) for request in requests]
+        try:
+            identities = engine.submit(claimed)
+        except InputError:  # in any other case it may have taken them
+            for request in claimed:
+                shutil.rmtree(request.folder)
+            raise
+        submitted = datetime.now(UTC).isoformat(timespec="seconds")
+        return [
+            keep(Launch(one.name, on, identity, one.nodes, one.gpus, submitted, os.uname().nodename,
+                        str(one.folder), str(one.run_dir)))
+            for one, identity in zip(claimed, identities, strict=True)
+        ]  # fmt: skip
 
 
-def _refuse_twice(request: "Request") -> None:
-    """Raise InputError if something trains in that run already."""
+def _refuse_twice(requests: "Sequence[Request]") -> None:
+    """Raise InputError if something trains in one of these runs already."""
     from hotloop.launch.record import list_launches
 
-    for other in list_launches(request.run_dir.parent):
-        if other.run_dir == str(request.run_dir) and not _status(other, alone=True).ended:
+    runs = {str(request.run_dir) for request in requests if request.named}
+    for other in list_launches(requests[0].run_dir.parent):
+        if other.run_dir in runs and not _status(other, alone=True).ended:
             raise InputError(
-                f"{request.run_dir} is in use", f"launch {other.name} on {other.on} trains in it",
+                f"{other.run_dir} is in use", f"launch {other.name} on {other.on} trains in it",
                 f"hotloop launch cancel {other.name}, or another run.dir",
             )  # fmt: skip
 
@@ -216,15 +216,15 @@ def _status(launch: "Launch", alone: bool) -> "Status":
     except HotloopError as error:
         if alone:
             raise
-        return Status("lost", f"cannot be asked: {error.what}")
+        return Status("unknown", error.what)
 
 
-def _settled(request: "Request", findings: "Sequence[Contradiction]") -> dict[str, Any]:
+def _settled(request: "Request", findings: "Sequence[LaunchFinding]") -> dict[str, Any]:
     return {"environment": dict(request.environment), "findings": [asdict(one) for one in findings]}
 
 
 def _planned(
-    documents: "Sequence[Document]", request: "Request", on: str, findings: "Sequence[Contradiction]", as_json: bool
+    documents: "Sequence[Document]", request: "Request", on: str, findings: "Sequence[LaunchFinding]", as_json: bool
 ) -> str:
     """What would be sent."""
     if as_json:
@@ -237,19 +237,30 @@ def _planned(
 
 
 def _tell(
-    request: "Request", all_launched: "Sequence[Launch]", findings: "Sequence[Contradiction]", as_json: bool
+    request: "Request", all_launched: "Sequence[Launch]", findings: "Sequence[LaunchFinding]", as_json: bool
 ) -> None:
     from hotloop.launch.network import network_variables
+    from hotloop.launch.record import list_launches
 
     launched = all_launched[0]
     each = f", {count(launched.gpus, 'GPU')} each" if launched.gpus else ""
     lines = [f"{one.name} on {one.on} as {one.id}: {count(one.nodes, 'machine')}{each}" for one in all_launched]
-    lines += [f"{one.name}={one.value}: {one.why}" for one in network_variables(request.job.launch)]
+    why = {one.name: one.why for one in network_variables(request.job.launch)}
+    why |= dict.fromkeys(request.job.launch.environment, "launch.environment")
+    lines += [f"{name}={value}: {why[name]}" for name, value in request.environment.items()]
     lines += [f"warning: {one.what}\nfix:     {one.fix}" for one in findings]
-    lines += [
-        f"what it writes: hotloop launch logs {launched.name} --follow; stop: hotloop launch cancel {launched.name}"
-    ]
+    found_here = any(one.folder == launched.folder for one in list_launches(Path.cwd()))
+    where = "" if found_here else f" --root {shlex.quote(str(request.run_dir.parent))}"
+    words = [f"hotloop launch {verb} {launched.name}{where}" for verb in ("logs", "cancel")]
+    lines += [f"what it writes: {words[0]} --follow; stop: {words[1]}"]
     click.echo("\n".join(lines), err=as_json)
+
+
+def _tell_points(names: "Sequence[str]", runs: "Sequence[Sequence[str]]") -> None:
+    """What each run of a sweep has of its own."""
+    for name, point in zip(names, runs, strict=True):
+        if point:
+            click.echo(f"{name}: {', '.join(point)}", err=True)
 
 
 def _watch(engine: "Engine", launched: "Launch", as_json: bool) -> int:
@@ -262,7 +273,7 @@ def _watch(engine: "Engine", launched: "Launch", as_json: bool) -> int:
         for text in engine.log(launched, follow=True):
             click.echo(text, nl=False, err=as_json)
             if time.monotonic() - asked >= engine.look_seconds:
-                now, asked = engine.status(launched), time.monotonic()
+                now, asked = _status(launched, alone=False), time.monotonic()
                 told = _tell_change(told, now)
     except KeyboardInterrupt:
         click.echo(f"\nit goes on; hotloop launch cancel {launched.name} stops it", err=True)

@@ -145,7 +145,7 @@ def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
     from hotloop.cli.progress import rank_observer, terminal_observer
     from hotloop.train.patience import StopRequested
     from hotloop.train.training import train_job
-    from hotloop.train.world import PEER_LOST, joined_world, peer_lost
+    from hotloop.train.world import BY_OTHERS, PEER_LOST, joined_world, peer_lost
 
     with joined_world(job.device, job.ranks.timeout.amount) as world:
         try:
@@ -163,7 +163,8 @@ def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
         except Exception as error:
             if world.size == 1 or not (gone := peer_lost(error)):
                 raise
-            world.note(f"{PEER_LOST}-{world.rank}", gone)
+            if any(word in str(error) for word in BY_OTHERS):
+                world.note(f"{PEER_LOST}-{world.rank}", gone)
             raise SystemExit(f"rank {world.rank} ends: {gone}") from None
         code = 0 if result.status == "finished" else _STOPPED_EARLY
         if world.local_rank == 0:

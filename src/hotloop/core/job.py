@@ -279,6 +279,10 @@ class RunSection(Section):
     root: str = Field("runs", description="without dir, each start makes a new directory in here")
 
 
+def _number_as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class SlurmSection(Section):
     """On Slurm."""
 
@@ -304,7 +308,7 @@ class LaunchSection(Section):
     memory_gib: PositiveInt | Auto = Field("auto", description="of each machine; auto: as the engine has it")
     image: str = Field("", description="container image that has hotloop, where the engine runs containers")
     setup: list[str] = Field(default_factory=list, description='shell lines before: ["module load cuda/13"]')
-    environment: dict[str, str] = Field(
+    environment: dict[str, Annotated[str, BeforeValidator(_number_as_text)]] = Field(
         default_factory=dict, description="variables of the training; no secrets: they would lie in files"
     )
     network: Literal["auto", "infiniband", "ethernet", "efa"] = Field(

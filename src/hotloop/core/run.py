@@ -18,6 +18,7 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,8 @@ from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 
 Status = Literal["finished", "preempted", "failed", "running", "interrupted"]
+
+_LOOK_SECONDS = 0.5
 
 LAUNCHED = "HOTLOOP_LAUNCHED"
 """Environment variable by which what has launched a run says so."""
@@ -198,22 +201,27 @@ class Run:
         return self.machine_file.is_file() and self.checkpoints.is_dir()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience_seconds: float = 0.0) -> Iterator[None]:
         """Hold the run for this process; the lock goes with the process, however it ends.
+
+        Args:
+            patience_seconds: to wait for another process's: on a network disk, that of a machine that is gone stays for
+                a while.
 
         Raises:
             InputError: another process trains in this directory.
         """
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"{self.directory} is in use",
-                    "another process trains in it",
-                    "wait for it, or choose another run.dir",
-                ) from None
+            until = time.monotonic() + patience_seconds
+            while not _lock(descriptor):
+                if time.monotonic() >= until:
+                    raise InputError(
+                        f"{self.directory} is in use",
+                        "another process trains in it",
+                        "wait for it, or choose another run.dir",
+                    )
+                time.sleep(_LOOK_SECONDS)
             yield
         finally:
             os.close(descriptor)
@@ -221,12 +229,18 @@ class Run:
     def _is_locked(self) -> bool:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not _lock(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether it could be had at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    return True
 
 
 def open_run(job: Job, now: datetime) -> Run:

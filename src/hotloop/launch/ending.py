@@ -3,6 +3,7 @@
 import re
 from typing import get_args
 
+from hotloop.core.files import write_atomic
 from hotloop.launch.record import Launch
 from hotloop.launch.status import State, Status
 
@@ -18,12 +19,17 @@ def read_end(launch: Launch) -> Status | None:
         return None
     for state in get_args(State):
         if state == word:
-            return Status(state, (last_error(launch) or reason) if state == "failed" else reason)
+            return Status(state, (first_error(launch) or reason) if state == "failed" else reason)
     return None
 
 
-def last_error(launch: Launch) -> str:
-    """The first line of the last error in the log's end, of the last start; empty if there is none."""
+def write_end(launch: Launch, status: Status) -> None:
+    """Keep an end that only the engine has told: it forgets."""
+    write_atomic(launch.end_file, f"{status.state} {status.reason}\n")
+
+
+def first_error(launch: Launch) -> str:
+    """The first line of the first error of the last start, by the log's end: others follow from it; empty if none."""
     try:
         with launch.log_file.open("rb") as file:
             size = file.seek(0, 2)
@@ -32,4 +38,4 @@ def last_error(launch: Launch) -> str:
     except OSError:
         return ""
     found: list[str] = _ERROR.findall(text.rpartition("\nhotloop: start ")[2])
-    return found[-1] if found else ""
+    return found[0] if found else ""

@@ -3,10 +3,12 @@
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hotloop.core.errors import HotloopError
 from hotloop.launch.record import Launch
 from hotloop.launch.request import Request
 from hotloop.launch.status import Status
@@ -81,7 +83,13 @@ ENGINES = {"local": "hotloop.launch.local:Local", "slurm": "hotloop.launch.slurm
 
 
 def engine_of(name: str) -> Engine:
-    """The engine of that name."""
+    """The engine of that name.
+
+    Raises:
+        HotloopError: there is none: a record of another version may name one.
+    """
+    if name not in ENGINES:
+        raise HotloopError(f"no engine {name}", f"there are {', '.join(ENGINES)}", "pip install --upgrade hotloop")
     module, _, kind = ENGINES[name].partition(":")
     engine: Engine = getattr(importlib.import_module(module), kind)()
     return engine
@@ -100,7 +108,9 @@ def read_log(file: Path, follow: bool, ended: Callable[[], bool], look_seconds: 
         if last:
             return
         if time.monotonic() - asked >= look_seconds:
-            last, asked = ended(), time.monotonic()
+            with suppress(HotloopError):  # it does not answer now; the log goes on
+                last = ended()
+            asked = time.monotonic()
         if not last:
             yield ""
             time.sleep(min(_LOOK_SECONDS, look_seconds))

@@ -11,7 +11,7 @@ from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.machine import Machine, read_machine
 from hotloop.core.units import count
-from hotloop.launch.ending import last_error, read_end
+from hotloop.launch.ending import first_error, read_end
 from hotloop.launch.engine import Document, read_log
 from hotloop.launch.record import Launch
 from hotloop.launch.render import render_script, this_python
@@ -45,7 +45,7 @@ class Local:
             raise InputError(
                 f"{count(request.gpus, 'GPU')} are asked for, and this machine has {here}",
                 "each process trains on one of its own",
-                f"--gpus {here}",
+                f"--gpus {here}" if here else "--set device=cpu, or --on a cluster",
             )
 
     def documents(self, requests: Sequence[Request]) -> list[Document]:
@@ -79,7 +79,7 @@ class Local:
             return Status("lost", f"it was started on {launch.host}, and can be asked there")
         if _is_alive(launch):
             return Status("running", hosts=launch.host, starts=1)
-        return read_end(launch) or Status("lost", last_error(launch) or "its process is gone", starts=1)
+        return read_end(launch) or Status("lost", first_error(launch) or "its process is gone", starts=1)
 
     def log(self, launch: Launch, follow: bool) -> Iterator[str]:
         """Of its file."""
@@ -95,7 +95,7 @@ class Local:
 def _is_alive(launch: Launch) -> bool:
     """Whether its process is there, and is no other one that has taken its number since."""
     file = Path(launch.folder) / "process"
-    return file.exists() and file.read_text().split()[1] == _started(int(launch.id))
+    return file.exists() and bool(begun := _started(int(launch.id))) and file.read_text().split()[1:] == [begun]
 
 
 def _started(pid: int) -> str:

@@ -1,6 +1,9 @@
 """What was launched: a file for each in the folder of the runs, by which it is found again."""
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,10 +52,25 @@ class Launch:
         return Path(self.folder) / "cancelled"
 
 
-def prepare_folder(request: Request) -> None:
-    """Make the launch's folder, with the job in it."""
-    request.folder.mkdir(parents=True)
-    write_atomic(request.job_file, request.job.to_toml())
+@contextmanager
+def one_at_a_time(request: Request) -> Iterator[None]:
+    """While nobody else launches in the same folder."""
+    root = request.folder.parent
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def claim(request: Request) -> Request:
+    """Make the launch's folder, with the job in it: the request by a name that no other launch has."""
+    candidate, number = request, 1
+    while candidate.folder.exists() or (not candidate.named and candidate.run_dir.exists()):
+        number += 1
+        candidate = request.numbered(number)
+    candidate.folder.mkdir()
+    write_atomic(candidate.job_file, candidate.job.to_toml())
+    return candidate
 
 
 def keep(launch: Launch) -> Launch:

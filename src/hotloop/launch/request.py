@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class Request:
         folder: what the launch leaves: script, log, how it ended.
         run_dir: of the run.
         environment: variables that are set for it, besides those that it finds.
+        named: whether the run's directory has its name from the job, and not from the time.
     """
 
     name: str
@@ -39,6 +40,16 @@ class Request:
     folder: Path
     run_dir: Path
     environment: Mapping[str, str]
+    named: bool = True
+
+    def numbered(self, number: int) -> "Request":
+        """The same by another name, as another launch has this one; a run that is named by the time is another, too."""
+        folder = self.folder.with_name(f"{self.folder.name}-{number}")
+        if self.named:
+            return replace(self, folder=folder, name=folder.name)
+        run_dir = self.run_dir.with_name(folder.name)
+        job = self.job.model_copy(update={"run": self.job.run.model_copy(update={"dir": str(run_dir)})})
+        return replace(self, folder=folder, name=folder.name, run_dir=run_dir, job=job)
 
     @property
     def job_file(self) -> Path:
@@ -73,6 +84,10 @@ def make_request(
             "each process trains on one of its own",
             f"--gpus {processes}, or --set ranks.processes={gpus}",
         )
+    if job.parallel == "none" and nodes > 1:
+        raise InputError(
+            f'parallel = "none" does not go with {nodes} machines', "one process trains alone", "--set parallel=auto"
+        )
     if (all_processes := processes * nodes) > job.data.batch_size:
         raise InputError(
             f"data.batch_size = {job.data.batch_size} is less than the {all_processes} processes that share a batch",
@@ -80,9 +95,9 @@ def make_request(
             f"--set data.batch_size={all_processes}",
         )
     root = Path(job.run.root)
-    named = Path(f"{job.run.dir}{suffix}") if job.run.dir else None
-    run_dir = (directory / (named or _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}{suffix}"))).absolute()
-    folder = _unused(run_dir.parent / FOLDER / run_dir.name)
+    by_time = f"{root / job.name}-{now:%Y%m%d-%H%M%S}{suffix}"
+    run_dir = (directory / (f"{Path(job.run.dir)}{suffix}" if job.run.dir else by_time)).absolute()
+    folder = run_dir.parent / FOLDER / run_dir.name
     settled = job.model_copy(
         update={
             "run": job.run.model_copy(update={"dir": str(run_dir)}),
@@ -92,7 +107,8 @@ def make_request(
     )
     chosen = {one.name: one.value for one in network_variables(settled.launch)}
     environment = {**chosen, **job.launch.environment}
-    return Request(folder.name, settled, nodes, gpus, directory.absolute(), folder, run_dir, environment)
+    named = job.run.dir is not None
+    return Request(folder.name, settled, nodes, gpus, directory.absolute(), folder, run_dir, environment, named)
 
 
 def _wanted_gpus(job: Job, gpus_of: Callable[[], int]) -> int:
@@ -101,31 +117,34 @@ def _wanted_gpus(job: Job, gpus_of: Callable[[], int]) -> int:
     return job.ranks.processes if job.ranks.processes != "auto" else gpus_of()
 
 
-def _unused(directory: Path) -> Path:
-    candidate, number = directory, 2
-    while candidate.exists():
-        candidate, number = directory.with_name(f"{directory.name}-{number}"), number + 1
-    return candidate
-
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r"(token|secret|passw(or)?d|api_?key|access_?key|private_?key|credential)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|[_.-])(token|secret|passw(or)?d|(api|access|secret|private|account)[_-]?key|credentials?)$", re.IGNORECASE
+)
+_HARMLESS = re.compile(r"|[\d.]+|true|false|yes|no|on|off|auto|[~./$].*", re.IGNORECASE)
+"""Of such a name: numbers, switches, paths, references to other variables."""
+_GIVEN = re.compile(r"([A-Za-z_]\w*)=(['\"]?)([^\s'\"]+)\2")
+"""NAME=VALUE in a line for a shell."""
 _SECRET = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[bap]-[\w-]{10,})"
+    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|nvapi-[\w-]{20,}"
+    r"|AKIA[0-9A-Z]{16}|sk-(proj-|ant-)?[A-Za-z0-9]{20,}|xox[bap]-[\w-]{10,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\w+://[^/\s:@]+:[^/\s@]+@"
 )
-"""Tokens of Hugging Face, GitHub, AWS, OpenAI, Slack; keys; passwords in addresses."""
+"""Tokens of Hugging Face, GitHub, GitLab, NVIDIA, AWS, OpenAI, Slack; keys; passwords in addresses."""
 
 
 def check_secrets(job: Job) -> None:
     """Raise InputError if a job holds a secret: it would lie in the launch's files, and in the engine's."""
     for key, value in _texts(job.model_dump(mode="json"), ""):
-        named = key.startswith("launch.environment.") and _SECRET_NAME.search(key.rpartition(".")[2]) and value
+        given = [(key.rpartition(".")[2], value)]
+        if key in ("launch.setup", "launch.slurm.options"):
+            given += [(name, inner) for name, _, inner in _GIVEN.findall(value)]
+        named = any(_SECRET_NAME.search(name) and not _HARMLESS.fullmatch(inner) for name, inner in given)
         if named or _SECRET.search(value):
             raise InputError(
                 f"{key} looks like a secret",
                 "a job is written into files that others may read",
-                "export it in your shell (local, slurm); on Kubernetes name a secret in launch.kubernetes.secrets",
+                "export it in your shell, whose variables go along; on Kubernetes name a secret",
             )
 
 
@@ -143,6 +162,10 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 def check_environment(environment: Mapping[str, str]) -> None:
     """Raise InputError for what no shell takes as a variable."""
     for name, value in environment.items():
+        if name.lower().startswith(("hl_", "hotloop_")):
+            raise InputError(
+                f"launch.environment.{name} is hotloop's own", "its scripts use names like it", "rename it"
+            )
         if not _VARIABLE.fullmatch(name):
             raise InputError(
                 f"launch.environment.{name!r} is no variable of a shell",

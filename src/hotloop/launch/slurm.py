@@ -12,7 +12,7 @@ from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.job import SlurmSection
 from hotloop.core.units import count
-from hotloop.launch.ending import last_error, read_end
+from hotloop.launch.ending import first_error, read_end, write_end
 from hotloop.launch.engine import Document, read_log
 from hotloop.launch.process import Run, run
 from hotloop.launch.record import Launch
@@ -23,13 +23,14 @@ from hotloop.launch.status import State, Status
 _FRUITLESS = 3
 """So many starts in a row that have saved nothing new are the last."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+_RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _ENDED: dict[str, tuple[State, str]] = {
     "COMPLETED": ("finished", ""),
     "CANCELLED": ("cancelled", ""),
     "TIMEOUT": ("failed", "it met its time limit before it had saved; raise launch.slurm.notice"),
     "OUT_OF_MEMORY": ("failed", "out of memory; raise launch.memory_gib"),
 }
-_EARLY_SECONDS = 90
+_EARLY_SECONDS, _LONGEST_NOTICE = 90, 65535
 _GRES_GPU = re.compile(r"gpu:(?:[^:,()]+:)?(\d+)")
 
 
@@ -53,29 +54,31 @@ class Slurm:
 
     def check(self, request: Request) -> None:
         """That Slurm is here, its partition is, and its machines are large enough."""
-        wanted = request.job.launch.slurm.partition
+        wanted = request.job.launch.slurm.partition.split(",") if request.job.launch.slurm.partition else []
         answer = self._call(["sinfo", "--noheader", "--format=%R|%D|%G|%a"])
         machines = [line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 3]
         partitions = sorted({name for name, *_ in machines})
-        if wanted and machines and wanted not in partitions:
+        absent = [name for name in wanted if name not in partitions]
+        if machines and absent:
             raise InputError(
-                f'launch.slurm.partition = "{wanted}" does not exist',
+                f'launch.slurm.partition = "{absent[0]}" does not exist',
                 f"there are {', '.join(partitions)}",
                 f"--set launch.slurm.partition={partitions[0]}",
             )
-        mine = [line for line in machines if not wanted or line[0] == wanted]
+        mine = [line for line in machines if not wanted or line[0] in wanted]
+        where = f"by sinfo{', partition ' + ', '.join(wanted) if wanted else ''}"
         most = max((sum(map(int, _GRES_GPU.findall(gres))) for _, _, gres, _ in mine), default=0)
         if mine and request.gpus > most:
             raise InputError(
                 f"{count(request.gpus, 'GPU')} of a machine are asked for; the largest has {most}",
-                f"by sinfo{f', partition {wanted}' if wanted else ''}",
-                f"--gpus {most}, and more --nodes" if most else "--gpus 0, or another launch.slurm.partition",
+                where,
+                f"--gpus {most}, and more --nodes" if most else "another launch.slurm.partition",
             )
         number = max((sum(int(line[1]) for line in mine if line[0] == name) for name in partitions), default=0)
         if mine and request.nodes > number:
             raise InputError(
                 f"{count(request.nodes, 'machine')} are asked for, and there are {number}",
-                f"by sinfo{f', partition {wanted}' if wanted else ''}",
+                where,
                 f"--nodes {number}",
             )
 
@@ -88,12 +91,14 @@ class Slurm:
         request = requests[0]
         launch = request.job.launch
         _check_names(requests)
+        _check_alike(requests)
         _check_time(launch.slurm)
         _check_container(launch.slurm, launch.image)
         own_python = launch.slurm.containers == "none"
         needed = [request.directory, *([Path(sys.executable)] if own_python else [])]
         text = render_script(
-            "slurm.sh.jinja", request, requests=requests, options=_options(requests), command=_command(request),
+            "slurm.sh.jinja", request, requests=requests, options=[_line(one) for one in _options(requests)],
+            command=_command(request), ports=request.job.ranks.restarts + 2,
             step_options=_step_options(request), needed=needed, fruitless=_FRUITLESS,
         )  # fmt: skip
         return [Document("launch.sh", text)]
@@ -102,7 +107,8 @@ class Slurm:
         """Hand the script to sbatch; the job's number, of one of an array with its place: 12_0."""
         script = requests[0].folder / "launch.sh"
         write_atomic(script, self.documents(requests)[0].text)
-        answer = self._call(["sbatch", "--parsable", str(script)])
+        # Of variables like SBATCH_PARTITION in the shell, which go before a script's lines, but not before words here.
+        answer = self._call(["sbatch", "--parsable", *_options(requests), str(script)])
         if answer.returncode:
             said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ")
             raise InputError("Slurm refuses it", said, _mended(said))
@@ -111,24 +117,34 @@ class Slurm:
 
     def status(self, launch: Launch) -> Status:
         """By squeue, what the script has left, and scontrol."""
-        answer = self._call(["squeue", "--noheader", "--states=all", f"--jobs={launch.id}", "--format=%T|%r|%N"])
-        state, reason, hosts = (*answer.stdout.strip().partition("\n")[0].split("|"), "", "", "")[:3]
-        if "Unable to contact" in answer.stderr:
-            raise HotloopError("Slurm does not answer", " ".join(answer.stderr.split()), "ask again later")
+        end = read_end(launch)
         starts = _starts(launch)
-        if state in _WAITING:
-            return Status("waiting", reason, starts=starts)
-        if state in ("RUNNING", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"):
-            return Status("running", hosts=hosts, starts=starts)
-        if end := read_end(launch):
+        if end and end.state != "saved":  # what is saved may be started again
             return Status(end.state, end.reason, starts=starts)
-        if state in _ENDED:
-            return Status(*_ENDED[state], starts=starts)
-        if state:
-            return Status("failed", last_error(launch) or state.lower().replace("_", " "), starts=starts)
+        answer = self._call(["squeue", "--noheader", "--states=all", f"--jobs={launch.id}", "--format=%T|%r|%N"])
+        if answer.returncode and "Invalid job id" not in answer.stderr:
+            raise HotloopError("Slurm does not answer", " ".join(answer.stderr.split()), "ask again later")
+        state, reason, hosts = (*answer.stdout.strip().partition("\n")[0].split("|"), "", "", "")[:3]
+        if state in _WAITING:
+            return Status("waiting", reason.removeprefix("None"), starts=starts)
+        if state in _RUNNING:
+            return Status("running", hosts=hosts, starts=starts)
+        if end := read_end(launch):  # written meanwhile
+            return Status(end.state, end.reason, starts=starts)
+        found = self._told(launch, state)
+        if found.ended and found.state != "lost":
+            write_end(launch, found)
+        return Status(found.state, found.reason, starts=starts)
+
+    def _told(self, launch: Launch, state: str) -> Status:
+        """Of a job that has left no word, by Slurm's."""
         if launch.cancel_file.exists():
-            return Status("cancelled", starts=starts)
-        return Status("lost", f"Slurm knows no job {launch.id}, and it has left no word", starts=starts)
+            return Status("cancelled")
+        if state in _ENDED:
+            return Status(*_ENDED[state])
+        if state:
+            return Status("failed", first_error(launch) or state.lower().replace("_", " "))
+        return Status("lost", f"Slurm knows no job {launch.id}, and it has left no word")
 
     def log(self, launch: Launch, follow: bool) -> Iterator[str]:
         """Of its file, which the machines write on the disk that all share."""
@@ -136,10 +152,9 @@ class Slurm:
 
     def cancel(self, launch: Launch) -> None:
         """USR1 to the script, which passes it on; if it has not begun, it never will."""
-        if self.status(launch).state == "running":
-            answer = self._call(["scancel", "--batch", "--signal=USR1", launch.id])
-        else:
-            answer = self._call(["scancel", launch.id])
+        state = self._call(["squeue", "--noheader", f"--jobs={launch.id}", "--format=%T"]).stdout.strip()
+        how = ["--batch", "--signal=USR1"] if state == "RUNNING" else []  # others begin by looking whether they may
+        answer = self._call(["scancel", *how, launch.id])
         if answer.returncode:
             raise HotloopError(f"Slurm does not cancel {launch.id}", " ".join(answer.stderr.split()), "ask again later")
 
@@ -155,16 +170,30 @@ class Slurm:
 
 def _check_names(requests: Sequence[Request]) -> None:
     for text in (str(requests[0].directory), *(str(request.folder) for request in requests)):
-        if '"' in text or "\n" in text:
+        if odd := {'"', "\n", "\\"} & set(text):
             raise InputError(
-                f"Slurm's options cannot hold the folder {text!r}",
-                "it has a quotation mark or a line's end",
-                "rename it",
+                f"Slurm's options cannot hold the folder {text!r}", f"it has {', '.join(map(repr, odd))}", "rename it"
+            )
+
+
+def _check_alike(requests: Sequence[Request]) -> None:
+    """Raise InputError if jobs of one array would need different machines or variables."""
+    first = requests[0]
+    for other in requests:
+        if (other.job.launch, other.environment, other.directory) != (
+            first.job.launch,
+            first.environment,
+            first.directory,
+        ):
+            raise InputError(
+                "the runs of this sweep differ in launch.* or ranks.processes",
+                "they are one array of jobs, which have the same machines and variables",
+                "launch them one by one",
             )
 
 
 def _options(requests: Sequence[Request]) -> list[str]:
-    """Of sbatch, a line each."""
+    """Of sbatch, a word each."""
     request = requests[0]
     launch, own = request.job.launch, request.job.launch.slurm
     given = {
@@ -178,12 +207,13 @@ def _options(requests: Sequence[Request]) -> list[str]:
         "--output": str(request.folder / "log.txt").replace("%", "%%") if len(requests) == 1 else "/dev/null",
         "--open-mode": "append",
     }  # fmt: skip
-    lines = [f"{name}={_option_value(value)}" for name, value in given.items() if value]
-    return [*lines, "--requeue", *own.options]
+    return [*(f"{name}={value}" for name, value in given.items() if value), "--requeue", *own.options]
 
 
-def _option_value(text: str) -> str:
-    return text if re.fullmatch(r"[\w./:@%+=-]*", text) else f'"{text}"'
+def _line(option: str) -> str:
+    """Of a script, where sbatch takes quotation marks around a value."""
+    name, equals, value = option.partition("=")
+    return option if re.fullmatch(r"[\w./:@%+=,-]*", value) else f'{name}{equals}"{value}"'
 
 
 def _step_options(request: Request) -> list[str]:
@@ -213,10 +243,10 @@ def _folders(request: Request) -> list[Path]:
 
 
 def _starts(launch: Launch) -> int:
-    """By the lines that the script writes."""
+    """By what the script writes."""
     try:
-        return len(re.findall(r"^hotloop: start \d+ on ", launch.log_file.read_text(errors="replace"), re.MULTILINE))
-    except OSError:
+        return int((Path(launch.folder) / "starts").read_text())
+    except (OSError, ValueError):
         return 0
 
 
@@ -238,6 +268,12 @@ def _mended(said: str) -> str:
 
 def _check_time(own: SlurmSection) -> None:
     """A start has to have time before its notice, which Slurm may send a minute early (sbatch's manual, --signal)."""
+    if own.notice.unit != "seconds" or own.notice.amount > _LONGEST_NOTICE:
+        raise InputError(
+            f'launch.slurm.notice = "{own.notice}"',
+            f"it is a time, at most {_LONGEST_NOTICE} s for Slurm",
+            '--set launch.slurm.notice="2 min"',
+        )
     limit = _seconds(own.time)
     if limit and limit < own.notice.amount + _EARLY_SECONDS:
         raise InputError(

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["waiting", "running", "saved", "finished", "failed", "cancelled", "lost"]
+State = Literal["waiting", "running", "saved", "finished", "failed", "cancelled", "lost", "unknown"]
 
 ENDED: tuple[State, ...] = ("saved", "finished", "failed", "cancelled", "lost")
-"""Nothing more happens by itself. Saved: stopped early, and nobody starts it again. Lost: the engine knows of none."""
+"""Nothing more happens by itself. Saved: stopped early, and nobody starts it again. Lost: the engine knows of none.
+Unknown, which is no end: it cannot be asked.
+"""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,10 @@ class Watch:
             self._seen, self._since = seen, now
         begun = beats and all(beat.beats for beat in beats.values())
         limit = self._limit if begun else self._limit * _START
-        if now - self._since < limit or not beats:
+        if now - self._since < limit:
             return ""
+        if not beats:
+            return f"no rank has begun within {format_seconds(limit)}"
         stacks = self._stacks(beats)
         rank = _culprit(beats, stacks)
         self.report = "\n".join(f"--- rank {each}: {self._at(beats[each])}\n{stacks[each]}" for each in sorted(beats))

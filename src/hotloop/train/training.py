@@ -109,6 +109,10 @@ def train_job(
         return run, _Training(parts, machine, ready.choices).run(named)
 
 
+_LOCK_SECONDS = 150.0
+"""What an engine starts again may find the lock of a machine that is gone, on a network disk."""
+
+
 def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
     """The job and what it resumes: the run that these ranks have begun, if they were started again."""
     begun = world.noted("run")
@@ -120,7 +124,7 @@ def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
 
 def _recorders(job: Job, run: Run, stack: ExitStack) -> list[Observer]:
     """What writes the run down; nobody else writes there meanwhile."""
-    stack.enter_context(run.locked())
+    stack.enter_context(run.locked(_LOCK_SECONDS if os.environ.get(LAUNCHED) else 0.0))
     recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
     for recorder in recorders:
         stack.callback(recorder.close)

@@ -280,6 +280,11 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
         distributed.destroy_process_group()
 
 
+BY_OTHERS = (
+    "closed by peer", "reset by peer", "Broken pipe", "Connection refused", "Connection closed", "Socket Timeout",
+    "remote process exited", "ncclRemoteError",
+)  # fmt: skip
+"""In errors that say that another rank has ended; others of NCCL's may be this rank's own."""
 _LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "NCCL", "Socket Timeout")
 
 
