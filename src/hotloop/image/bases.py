@@ -4,6 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,11 @@ class Toolkit:
 @cache
 def known_bases() -> dict[str, Base]:
     """By name; the one that is taken if nothing speaks against it first."""
-    rows = _data()["base"]
-    return {row["name"]: Base(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}) for row in rows}
+    found = {}
+    for row in _data()["base"]:
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        found[row["name"]] = Base(**values)
+    return found
 
 
 @cache
@@ -73,5 +77,5 @@ def own_base(reference: str, python: str) -> Base:
 
 
 @cache
-def _data() -> dict[str, list[dict[str, object]]]:
+def _data() -> Any:
     return tomllib.loads(resources.files("hotloop.image").joinpath("bases.toml").read_text())

@@ -148,12 +148,16 @@ def _bases(wish: Wish, name: str) -> list[Base]:
     minor = ".".join(wish.python.split(".")[:2])
     if name and name not in known:
         if not re.search(r"[:/@]", name):
-            raise InputError(f"--base {name} is not known", f"known: {names}; or an image with its tag", "--base debian12")
+            raise InputError(
+                f"--base {name} is not known", f"known: {names}; or an image with its tag", "--base debian12"
+            )
         if not minor:
             cause = "which Python it brings is not known of an image that is not in the table"
             raise InputError(f"--base {name} needs --python", cause, f"--base {name} --python 3.12")
         return [own_base(name, minor)]
-    fitting = [base for base in known.values() if base.name == (name or base.name) and base.python == (minor or base.python)]
+    fitting = [
+        base for base in known.values() if base.name == (name or base.name) and base.python == (minor or base.python)
+    ]
     if not fitting:
         each = ", ".join(f"{base.name} has {base.python}" for base in known.values())
         what = f"--base {name} has no Python {minor}" if name else f"no base has Python {minor}"
