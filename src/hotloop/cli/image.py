@@ -1,28 +1,23 @@
 """`hotloop image`: render, build and run."""
 
 import json
-import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotloop.cli.image_check import COMMANDS
+from hotloop.cli.image_engine import engine_option, run_settings
 from hotloop.cli.wishes import read_wish, wish_options
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
-    from hotloop.image.engines import RunSettings
     from hotloop.image.recipe import Recipe
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _PARTS = ("dali", "exporter", "gpu-decode", "nvimagecodec", "tensorboard")
-_ENGINES = ("docker", "podman", "buildah")
-engine_option = click.option("--engine", type=click.Choice(_ENGINES), help="[default: the first of them that is here]")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -151,42 +146,12 @@ def run(
     from hotloop.image.engines import find_engine, run_command
     from hotloop.image.engines import run as run_image
 
-    settings = _run_settings(gpus, mounts, variables, shm_size, user, writable)
+    settings = run_settings(gpus, mounts, variables, shm_size, user, writable)
     found = find_engine(engine or "")
     if only_print:
         click.echo(shlex.join(run_command(found, tag, command, settings)))
         return 0
     return run_image(found, tag, command, settings)
-
-
-def _run_settings(
-    gpus: str, mounts: Sequence[str], variables: Sequence[str], shm_size: str, user: str, writable: bool
-) -> "RunSettings":
-    import re
-
-    from hotloop.core.machine import read_machine
-    from hotloop.image.engines import RunSettings
-
-    if gpus and not re.fullmatch(r"all|none|\d+(,\d+)*", gpus):
-        raise InputError(f'--gpus "{gpus}" names no GPUs', "all, none, or numbers", "--gpus 0,1")
-    if not re.fullmatch(r"\d+[bkmg]?", shm_size.lower()):
-        raise InputError(f'--shm-size "{shm_size}" is no size', "a number with b, k, m or g after it", "--shm-size 8g")
-    if user and not re.fullmatch(r"\d+(:\d+)?", user):
-        raise InputError(f'--user "{user}" is no number', "an image need not know names", "--user 1000:1000")
-    for mount in mounts:
-        source, _, target = mount.partition(":")
-        if not target.startswith("/"):
-            raise InputError(
-                f'--mount "{mount}" has no target', "a path inside, after a colon", f"--mount {source}:/data"
-            )
-        if source.startswith(("/", ".")) and not Path(source).exists():
-            raise InputError(
-                f"--mount {mount}: there is no {source}", "an engine would make an empty folder", f"ls {source}"
-            )
-    own = "" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}"
-    absolute = [f"{Path(mount.partition(':')[0]).absolute()}:{mount.partition(':')[2]}" for mount in mounts]
-    here = gpus or ("all" if read_machine().gpus else "none")
-    return RunSettings(here, tuple(absolute), tuple(variables), shm_size, user or own, writable)
 
 
 def _written(recipe: "Recipe", folder: Path, *, apptainer: bool, devcontainer: bool) -> list[str]:
@@ -216,3 +181,7 @@ def _written(recipe: "Recipe", folder: Path, *, apptainer: bool, devcontainer: b
         except OSError as error:
             raise cannot_write(file, error, InputError) from None
     return sorted(content)
+
+
+for _command in COMMANDS:
+    image.add_command(_command)

@@ -45,11 +45,13 @@ class Toolkit:
 
     Attributes:
         newest_gcc: that its nvcc takes.
+        newest_glibc: whose headers go with its own; empty if any do.
     """
 
     cuda: str
     image: str
     newest_gcc: int
+    newest_glibc: str
 
 
 @cache

@@ -267,10 +267,11 @@ def _unpinned(subject: Subject) -> Iterator[Finding]:
                 yield Finding("image-packages-unpinned", "warning", one.line, evidence, fix)
 
 
-_WITH_VALUE = frozenset(
-    "-r --requirement -c --constraint -i --index-url --extra-index-url -f --find-links --python -t --target --prefix "
-    "--platform --no-binary --only-binary --torch-backend -e --editable -n --name --channel".split()
-)
+_WITH_VALUE = frozenset({
+    "-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "-f", "--find-links",
+    "--python", "-t", "--target", "--prefix", "--platform", "--no-binary", "--only-binary", "--torch-backend", "-e",
+    "--editable", "-n", "--name", "--channel",
+})  # fmt: skip
 """Options whose next word is no package."""
 
 

@@ -109,8 +109,11 @@ def make_recipe(wish: Wish, options: Options, table: Table) -> Recipe:
     build = found.build
     toolkit = _toolkit(build) if extensions else None
     if toolkit and not gcc_for(toolkit, base):
-        cause = f"nvcc of CUDA {build.cuda} takes g++ up to {toolkit.newest_gcc}; {base.name} has {base.compilers[-1]}"
-        raise InputError(f"extensions cannot be compiled on {base.name}", cause, "--base debian12 --python 3.11")
+        newest = f"g++ up to {toolkit.newest_gcc}" + (
+            f", glibc up to {toolkit.newest_glibc}" * bool(toolkit.newest_glibc)
+        )
+        cause = f"CUDA {build.cuda} takes {newest}; it has g++ {', '.join(base.compilers)} and glibc {base.glibc}"
+        raise InputError(f"extensions cannot be compiled on {base.name}", cause, "--base ubuntu24.04 --python 3.12")
     cards = wish.cards or build.binaries
     return Recipe(
         options=options,
@@ -126,8 +129,11 @@ def make_recipe(wish: Wish, options: Options, table: Table) -> Recipe:
 
 def gcc_for(toolkit: Toolkit, base: Base) -> str:
     """The version of g++ among a base's that nvcc takes; empty if there is none. A base of one's own is trusted."""
-    fitting = [version for version in base.compilers if int(version) <= toolkit.newest_gcc]
-    return fitting[0] if fitting else "" if base.compilers else "own"
+    if not base.compilers:
+        return "own"
+    if toolkit.newest_glibc and Version(base.glibc) > Version(toolkit.newest_glibc):
+        return ""
+    return next((version for version in base.compilers if int(version) <= toolkit.newest_gcc), "")
 
 
 def _solved(wish: Wish, options: Options, table: Table) -> tuple[Base, Solution]:
