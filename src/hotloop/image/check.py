@@ -283,7 +283,7 @@ def _loose(text: str) -> list[str]:
             skip = False
         elif word.startswith("-"):
             skip = word in _WITH_VALUE
-        elif not re.search(r"==|@|/|\.whl|\.tar|^\.|\$|=\d|<<", word):
+        elif not re.search(r"==|@|/|\.whl|\.tar|^\.|\$|(?<![<>~!])=\d|<<", word):
             names.append(word.strip("\"'"))
     return names
 
