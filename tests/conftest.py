@@ -17,7 +17,7 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 SUPPORT = Path(__file__).parent / "support"
-KINDS = ("unit", "torch", "cli", "gpu", "docs")
+KINDS = ("unit", "torch", "cli", "gpu", "docs", "engines")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -131,6 +131,11 @@ def test_newer_patches_by_the_table_and_by_an_index() -> None:
     assert [(one.package, one.newest) for one in found] == [("Pillow", "11.0.2"), ("torch", "2.14.3")]
 
 
+def test_a_torchvision_for_another_torch_is_no_patch() -> None:
+    packages = (Locked("torch", "2.14.1", ()), Locked("torchvision", "0.29.1", ()))
+    assert newer_patches(packages, TABLE, lambda name: ["0.29.2"] if name == "torchvision" else []) == ()
+
+
 def test_when_rebuilding_is_due(tmp_path: Path) -> None:
     fixed, open_ = (
         affecting(PACKAGES, database(tmp_path, record("numpy", {"introduced": "0"}, *end)))

@@ -15,6 +15,7 @@ from hotloop.cli.wishes import read_wish, wish_options
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
+    from hotloop.image.engines import Engine
     from hotloop.image.recipe import Recipe
 
 _PARTS = ("dali", "exporter", "gpu-decode", "nvimagecodec", "tensorboard")
@@ -26,7 +27,7 @@ def image() -> None:
 
 
 @image.command()
-@wish_options
+@wish_options(python="the base's")
 @click.option("--base", default="", metavar="NAME", help="ubuntu24.04, debian12, debian13; or an image and --python.")
 @click.option("--profile", type=click.Choice(["train", "develop", "serve"]), default="train", show_default=True,
               help="develop adds Jupyter and an editor; serve has no compilers.")  # fmt: skip
@@ -97,7 +98,7 @@ def render(
 @click.option("--print", "only_print", is_flag=True, help="Print the command, and do nothing.")
 def build(
     folder: Path, tag: str, timestamp: int | None, pip_config: Path | None, certificates: Path | None, no_cache: bool,
-    engine: str | None, only_print: bool,
+    engine: "Engine | None", only_print: bool,
 ) -> int:  # fmt: skip
     """Build what was rendered into FOLDER, by docker, podman or buildah."""
     from hotloop.image.engines import BuildSettings, build_command, find_engine
@@ -114,11 +115,10 @@ def build(
     )
     if not settings.tag:
         raise InputError(f"{folder}/Dockerfile names no tag", "hotloop did not render it", "--tag NAME:VERSION")
-    found = find_engine(engine or "")
     if only_print:
-        click.echo(shlex.join(build_command(found, folder, settings)))
+        click.echo(shlex.join(build_command(engine or find_engine(), folder, settings)))
     else:
-        build_image(found, folder, settings)
+        build_image(find_engine(engine), folder, settings)
         click.echo(settings.tag)
     return 0
 
@@ -136,7 +136,7 @@ def build(
 @click.option("--print", "only_print", is_flag=True, help="Print the command, and do nothing.")
 def run(
     tag: str, command: tuple[str, ...], gpus: str, mounts: tuple[str, ...], variables: tuple[str, ...], shm_size: str,
-    user: str, writable: bool, engine: str | None, only_print: bool,
+    user: str, writable: bool, engine: "Engine | None", only_print: bool,
 ) -> int:  # fmt: skip
     """Start COMMAND in an image, with GPUs, mounts and limits.
 
@@ -147,11 +147,10 @@ def run(
     from hotloop.image.engines import run as run_image
 
     settings = run_settings(gpus, mounts, variables, shm_size, user, writable)
-    found = find_engine(engine or "")
     if only_print:
-        click.echo(shlex.join(run_command(found, tag, command, settings)))
+        click.echo(shlex.join(run_command(engine or find_engine(), tag, command, settings)))
         return 0
-    return run_image(found, tag, command, settings)
+    return run_image(find_engine(engine), tag, command, settings)
 
 
 def _written(recipe: "Recipe", folder: Path, *, apptainer: bool, devcontainer: bool) -> list[str]:

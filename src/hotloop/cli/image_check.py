@@ -32,7 +32,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--driver", default="", metavar="VERSION", help="The oldest of the machines that it is for: 535.104.05.")
 @engine_option
 @_json
-def check(subject: str, driver: str, engine: str | None, as_json: bool) -> int:
+def check(subject: str, driver: str, engine: "Engine | None", as_json: bool) -> int:
     """Say what is wrong with a Dockerfile, or with an image.
 
     By hadolint's rules, which read files only, and by our own: versions that are not pinned, root, CUDA twice, secrets,
@@ -40,7 +40,7 @@ def check(subject: str, driver: str, engine: str | None, as_json: bool) -> int:
     an error among the findings.
     """
     from hotloop.image.check import check as check_rules
-    from hotloop.image.check import hadolint, of_dockerfile, of_image
+    from hotloop.image.check import hadolint, of_dockerfile, of_image, together
     from hotloop.image.engines import find_engine, inspect
     from hotloop.image.instructions import read_instructions
     from hotloop.versions.table import current_table, version_of
@@ -51,10 +51,9 @@ def check(subject: str, driver: str, engine: str | None, as_json: bool) -> int:
     if _is_file(subject):
         file = Path(subject)
         instructions = read_instructions(file)
-        found = [*check_rules(of_dockerfile(instructions, table), table, driver), *hadolint(file)]
-        found.sort(key=lambda one: one.line)
+        found = together(check_rules(of_dockerfile(instructions, table), table, driver), hadolint(file))
     else:
-        found = list(check_rules(of_image(inspect(find_engine(engine or ""), subject)), table, driver))
+        found = list(check_rules(of_image(inspect(find_engine(engine), subject)), table, driver))
     _show(found, as_json=as_json)
     return int(any(one.level == "error" for one in found))
 
@@ -65,7 +64,7 @@ def check(subject: str, driver: str, engine: str | None, as_json: bool) -> int:
               help="Since 1970, of the list itself.  [default: SOURCE_DATE_EPOCH, or now]")  # fmt: skip
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it there.")
 @engine_option
-def sbom(subject: str, timestamp: int | None, output: Path | None, engine: str | None) -> int:
+def sbom(subject: str, timestamp: int | None, output: Path | None, engine: "Engine | None") -> int:
     """List what is in an image, as CycloneDX.
 
     Of the Python packages of a lock file, or of those that are installed in an image. Packages of the distribution are
@@ -95,7 +94,7 @@ def sbom(subject: str, timestamp: int | None, output: Path | None, engine: str |
 @click.option("--gpus", default="", metavar="all|none|0,1", help="[default: all, if there are any here]")
 @engine_option
 @_json
-def verify(tag: str, gpus: str, engine: str | None, as_json: bool) -> int:
+def verify(tag: str, gpus: str, engine: "Engine | None", as_json: bool) -> int:
     """Run the doctor inside an image, on this machine.
 
     The exit code is 1 if it finds an error.
@@ -103,7 +102,7 @@ def verify(tag: str, gpus: str, engine: str | None, as_json: bool) -> int:
     from hotloop.image.engines import find_engine, output_of
 
     settings = run_settings(gpus=gpus)
-    code, said, complained = output_of(find_engine(engine or ""), tag, ["hotloop", "doctor", "--json"], settings)
+    code, said, complained = output_of(find_engine(engine), tag, ["hotloop", "doctor", "--json"], settings)
     try:
         found = json.loads(said)
     except json.JSONDecodeError:
@@ -130,7 +129,7 @@ def verify(tag: str, gpus: str, engine: str | None, as_json: bool) -> int:
 @engine_option
 @_json
 def outdated(
-    subject: str, advisories: Path | None, index: bool, most_days: int, engine: str | None, as_json: bool
+    subject: str, advisories: Path | None, index: bool, most_days: int, engine: "Engine | None", as_json: bool
 ) -> int:
     """Say what has a newer patch or a known vulnerability, and whether rebuilding is due.
 
@@ -186,13 +185,13 @@ def _is_file(subject: str) -> bool:
     return Path(subject).exists() or looks
 
 
-def _packages(subject: str, engine: str | None) -> Sequence["Locked"]:
+def _packages(subject: str, engine: "Engine | None") -> Sequence["Locked"]:
     from hotloop.image.engines import RunSettings, find_engine, output_of
     from hotloop.image.lock import Locked, read_lock
 
     if _is_file(subject):
         return read_lock(Path(subject))
-    found: Engine = find_engine(engine or "")
+    found = find_engine(engine)
     code, said, complained = output_of(found, subject, ["python3", "-c", _LISTED], RunSettings())
     if code:
         last = (complained.strip().splitlines() or ["it said nothing"])[-1]
@@ -200,14 +199,14 @@ def _packages(subject: str, engine: str | None) -> Sequence["Locked"]:
     return tuple(Locked(name, version, ()) for name, version in json.loads(said))
 
 
-def _age_days(subject: str, engine: str | None) -> float | None:
+def _age_days(subject: str, engine: "Engine | None") -> float | None:
     """Of an image, or of a lock file since it was written."""
     from hotloop.image.engines import find_engine, inspect
 
     now = time.time()
     if _is_file(subject):
         return (now - os.stat(subject).st_mtime) / 86400
-    config: dict[str, Any] = inspect(find_engine(engine or ""), subject)
+    config: dict[str, Any] = inspect(find_engine(engine), subject)
     created = (config.get("Labels") or {}).get("org.opencontainers.image.created") or config["created"]
     return (now - datetime.fromisoformat(created).timestamp()) / 86400 if created else None
 

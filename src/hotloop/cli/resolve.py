@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@wish_options
+@wish_options(python="any, or this one on this machine")
 @click.option("--glibc", default="", metavar="VERSION", help="Of the C library: 2.31.")
 @click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors; GH200, GB200 and Jetsons have one anyway.")
 @click.option("--refresh", is_flag=True, help="First take up versions that are newer than the table, from pip's index.")

@@ -15,23 +15,31 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPTIONS = (
-    click.option("--driver", default="", metavar="VERSION", help="Of NVIDIA's driver: 535.104.05."),
-    click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="A card: V100, RTX 4090; may be repeated."),
-    click.option("--sm", "capabilities", multiple=True, metavar="N",
-                 help="A card's compute capability: 90; or 9.0."),
-    click.option("--python", default="", metavar="VERSION", help="3.11; otherwise any, or this one on this machine."),
-    click.option("--torch", default="", metavar="SPEC", help='Which torch is wanted: "2.11", ">=2.8".'),
-    click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8."),
-)  # fmt: skip
 _EXAMPLES = {"driver": "580.95.05", "python": "3.12", "cuda": "12.8", "glibc": "2.31"}
 
 
-def wish_options(command: F) -> F:
-    """Add --driver, --gpu, --sm, --python, --torch and --cuda to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def wish_options(python: str) -> Callable[[F], F]:
+    """Add --driver, --gpu, --sm, --python, --torch and --cuda to a command.
+
+    Args:
+        python: in the help, which one is meant if none is named.
+    """
+    options = (
+        click.option("--driver", default="", metavar="VERSION", help="Of NVIDIA's driver: 535.104.05."),
+        click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="A card: V100, RTX 4090; may be repeated."),
+        click.option("--sm", "capabilities", multiple=True, metavar="N",
+                     help="A card's compute capability: 90; or 9.0."),
+        click.option("--python", default="", metavar="VERSION", help=f"3.11; otherwise {python}."),
+        click.option("--torch", default="", metavar="SPEC", help='Which torch is wanted: "2.11", ">=2.8".'),
+        click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8."),
+    )  # fmt: skip
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def read_wish(

@@ -115,6 +115,23 @@ def check(subject: Subject, table: Table, driver: str = "") -> tuple[Finding, ..
     return tuple(sorted(found, key=lambda one: (one.line, LEVELS.index(one.level), one.id)))
 
 
+_SAME = {
+    "image-base-latest": {"DL3006", "DL3007"},
+    "image-packages-unpinned": {"DL3013"},
+    "image-root": {"DL3002"},
+    "image-secret-in-env": {"DL3064"},
+    "image-secret-in-arg": {"DL3064"},
+}
+"""Rules of hadolint's that say the same as one of ours."""
+
+
+def together(own: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
+    """Both in the order of lines, once each: where hadolint says the same of a line, ours has a fix."""
+    said = {(id, one.line) for one in own for id in _SAME.get(one.id, ())}
+    left = [one for one in others if (one.id, one.line) not in said]
+    return sorted([*own, *left], key=lambda one: (one.line, LEVELS.index(one.level), one.id))
+
+
 def hadolint(file: Path) -> tuple[Finding, ...]:
     """What hadolint finds.
 

@@ -1,6 +1,7 @@
 """Commands of docker, podman and buildah that build, start and look into images."""
 
 import json
+import resource
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,11 @@ Engine = Literal["docker", "podman", "buildah"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "buildah")
 _LIMIT_SECONDS = 300.0
 _CACHE = "/home/hotloop/.cache"
+_LIMITS = {
+    "docker": ("--ulimit=memlock=-1", "--ulimit=stack=67108864", "--ulimit=nofile=1048576:1048576"),
+    "podman": ("--ulimit=host",),
+}
+"""Pinned memory, stacks, open files. docker's daemon may raise them; podman cannot go beyond the user's own."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class RunSettings:
     writable: bool = False
 
 
-def find_engine(asked: str = "") -> Engine:
+def find_engine(asked: Engine | None = None) -> Engine:
     """The one that is asked for, or the first that is there; docker only with a daemon that answers.
 
     Raises:
@@ -109,7 +115,7 @@ def run_command(engine: Engine, tag: str, command: Sequence[str], settings: RunS
     return [
         engine, "run", "--rm", *_gpu_options(engine, settings.gpus), *mounts,
         *(f"--env={variable}" for variable in settings.variables), f"--shm-size={settings.shared_memory}",
-        "--ulimit=memlock=-1", "--ulimit=stack=67108864", "--ulimit=nofile=1048576:1048576", *root,
+        *_LIMITS[engine], *root,
         *([f"--user={settings.user}"] if settings.user else []), "--cap-drop=ALL", "--security-opt=no-new-privileges",
         tag, *command,
     ]  # fmt: skip
@@ -192,7 +198,8 @@ def _buildah_run(tag: str, command: Sequence[str], settings: RunSettings) -> lis
     options += [f"--env={variable}" for variable in settings.variables]
     options += [f"--user={settings.user}"] if settings.user else []
     inner = ["/usr/bin/tini", "-s", "-g", "--", *command]
-    made = ["--pull-never", f"--shm-size={settings.shared_memory}", "--ulimit=nofile=1048576:1048576", tag]
+    files = "--ulimit=nofile={0}:{0}".format(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    made = ["--pull-never", f"--shm-size={settings.shared_memory}", files, tag]
     text = (
         f"name=$(buildah from {shlex.join(made)}) || exit 125; "
         "trap 'buildah rm \"$name\" > /dev/null' EXIT; "

@@ -51,13 +51,15 @@ def newer_patches(
     Args:
         versions_of: what an index has of a package; None to ask the versions table alone, which knows torch.
     """
+    torch = next((Version(one.version) for one in packages if canonicalize_name(one.name) == "torch"), Version("0"))
+    alike = [build for build in table.builds if Version(build.torch).release[:2] == torch.release[:2]]
     found = []
     for one in packages:
         name = canonicalize_name(one.name)
-        listed = [build.torch for build in table.builds] if name == "torch" else []
-        if name == "torchvision":
-            listed = [build.torchvision for build in table.builds]
-        if versions_of:
+        listed = [build.torch for build in alike] if name == "torch" else []
+        if name == "torchvision":  # its patches are each for one torch, which the table knows and an index does not
+            listed = [build.torchvision for build in alike]
+        elif versions_of:
             listed += versions_of(name)
         own = Version(one.version)
         same = [version for text in listed if (version := _version(text)) and version.release[:2] == own.release[:2]]
