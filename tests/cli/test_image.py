@@ -65,6 +65,17 @@ def test_render_writes_a_folder_that_the_check_has_nothing_against(hotloop: Comm
     assert {"torch", "einops"} <= {one["name"] for one in bill["components"]}
 
 
+def test_extensions_are_locked_as_source_and_all_else_as_wheels(hotloop: Command, tmp_path: Path) -> None:
+    hotloop("image", "render", *DEFAULT_BUILD, "--extension", "docopt==0.6.2", "--output", "out", expect=0)
+    assert "docopt==0.6.2" in (tmp_path / "out/extensions.lock").read_text()
+    assert "docopt" not in (tmp_path / "out/requirements.lock").read_text()
+    hotloop("image", "check", "out/Dockerfile", expect=0)
+    done = hotloop("image", "render", *DEFAULT_BUILD, "--package", "docopt==0.6.2", "--output", "other", expect=1)
+    assert "uv finds no packages for this image" in done.err
+    assert "what has no wheel is an --extension" in done.err
+    assert not (tmp_path / "other").exists()
+
+
 def test_check_tells_what_is_wrong(hotloop: Command, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM python\nRUN pip install torch==2.14.1 numpy\nENV API_KEY=abc\n")
     out = hotloop("image", "check", "Dockerfile", "--driver", "535", expect=1).out

@@ -35,9 +35,10 @@ def lock(recipe: Recipe) -> dict[str, str]:
     """
     uv = find_uv()
     torch = ["--torch-backend", recipe.backend] if recipe.backend else []
-    files = {"requirements.lock": _compiled(uv, recipe.requirements, recipe, torch)}
+    wheels = ["--only-binary", ":all:"]  # no code of packages runs here, and none is compiled in the image
+    files = {"requirements.lock": _compiled(uv, recipe.requirements, recipe, [*wheels, *torch])}
     if recipe.backend:
-        files["requirements-uv.lock"] = _compiled(uv, [f"uv=={_version(uv)}"], recipe)
+        files["requirements-uv.lock"] = _compiled(uv, [f"uv=={_version(uv)}"], recipe, wheels)
     if recipe.options.extensions:
         files["extensions.lock"] = _compiled(uv, recipe.options.extensions, recipe, ["--no-deps"])
     return files
@@ -80,7 +81,7 @@ def parse_lock(text: str) -> tuple[Locked, ...]:
     return tuple(found)
 
 
-def _compiled(uv: str, requirements: Sequence[str], recipe: Recipe, options: Sequence[str] = ()) -> str:
+def _compiled(uv: str, requirements: Sequence[str], recipe: Recipe, options: Sequence[str]) -> str:
     glibc = "2_17" if Version(recipe.build.glibc) < Version("2.28") else "2_28"
     command = [
         uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes", "--no-emit-index-url",
@@ -96,7 +97,7 @@ def _compiled(uv: str, requirements: Sequence[str], recipe: Recipe, options: Seq
         raise HotloopError(what, "its index does not answer", "UV_DEFAULT_INDEX names the index") from None
     if done.returncode:
         said = " ".join(done.stderr.split()) or "uv said nothing"
-        fix = "change --package, --with or --torch; UV_DEFAULT_INDEX names the index"
+        fix = "another --package or --torch; what has no wheel is an --extension; UV_DEFAULT_INDEX names the index"
         raise HotloopError("uv finds no packages for this image", said[:600], fix)
     return done.stdout
 
