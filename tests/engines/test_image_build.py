@@ -21,6 +21,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 MISSING = [name for name in ("buildah", "mmdebstrap") if not shutil.which(name)]
 pytestmark = [
+    pytest.mark.buildah,
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
     pytest.mark.skipif(
         os.geteuid() != 0, reason="without root, buildah needs user namespaces that not every machine has"

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hotloop.image.bases import known_bases, known_toolkits
 from hotloop.image.check import check, hadolint, of_dockerfile
 from hotloop.image.instructions import parse, rendered_for
 from hotloop.image.lock import parse_lock
-from hotloop.image.recipe import PARTS, PROFILES, Options, Recipe, gcc_for, make_recipe
+from hotloop.image.recipe import OLDEST_PYTHON, PARTS, PROFILES, Options, Recipe, gcc_for, make_recipe
 from hotloop.image.render import apptainer, devcontainer, dockerfile, ignored
 from hotloop.image.wheel import make_wheel, wheel_name
 from hotloop.versions.solve import Wish
@@ -148,6 +149,10 @@ def test_python_chooses_the_base() -> None:
     assert make_recipe(Wish(torch="==2.1.*"), Options(), TABLE).base.name == "debian12", "2.1 ends with Python 3.11"
 
 
+def test_the_oldest_python_is_hotloops_own() -> None:
+    assert metadata.metadata("hotloop")["Requires-Python"] == f">={OLDEST_PYTHON}"
+
+
 def test_every_cuda_of_the_table_has_a_compiler() -> None:
     assert {build.cuda for build in TABLE.builds} <= known_toolkits().keys()
 
@@ -158,6 +163,7 @@ def test_every_cuda_of_the_table_has_a_compiler() -> None:
         (Wish(), Options(base="arch"), "--base arch is not known"),
         (Wish(), Options(base="example.org/base:1"), "needs --python"),
         (Wish(python="3.11"), Options(base="ubuntu24.04"), "has no Python 3.11"),
+        (Wish(python="3.10"), Options(base="ubuntu:22.04"), "Python 3.10 is older than 3.11"),
         (Wish(python="3.9"), Options(), "no base has Python 3.9"),
         (Wish(), Options(packages=("a b",)), "is no requirement"),
         (Wish(), Options(extensions=("flash-attn",)), "names no version"),

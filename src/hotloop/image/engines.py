@@ -170,7 +170,11 @@ def inspect(engine: Engine, tag: str) -> dict[str, Any]:
     found = json.loads(done.stdout)
     content: dict[str, Any] = found[0] if isinstance(found, list) else found["Docker"]
     config = content.get("config") or content["Config"]
-    return {"created": content.get("created") or content.get("Created", ""), **config}
+    beside = {
+        "created": content.get("created") or content.get("Created", ""),
+        "Healthcheck": content.get("Healthcheck"),
+    }
+    return {**beside, **config}
 
 
 def _answers() -> bool:

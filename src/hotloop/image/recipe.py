@@ -22,6 +22,8 @@ PROFILES: tuple[Profile, ...] = get_args(Profile)
 PARTS = ("dali", "exporter", "gpu-decode", "nvimagecodec", "tensorboard")
 """What --with adds."""
 
+OLDEST_PYTHON = Version("3.11")
+
 NUMPY_2 = Version("2.3")
 """The first torch whose wheels take numpy 2."""
 
@@ -160,6 +162,9 @@ def _bases(wish: Wish, name: str) -> list[Base]:
         if not minor:
             cause = "which Python it brings is not known of an image that is not in the table"
             raise InputError(f"--base {name} needs --python", cause, f"--base {name} --python 3.12")
+        if Version(minor) < OLDEST_PYTHON:
+            cause = "the hotloop that comes into the image is not for it"
+            raise InputError(f"Python {minor} is older than {OLDEST_PYTHON}", cause, "an image with a newer Python")
         return [own_base(name, minor)]
     fitting = [
         base for base in known.values() if base.name == (name or base.name) and base.python == (minor or base.python)
