@@ -115,6 +115,9 @@ def test_run_prints_gpus_mounts_limits_and_user(hotloop: Command, tmp_path: Path
         "--read-only", "--user=1000:1000", "--cap-drop=ALL", "a:1 python train.py\n",
     ):  # fmt: skip
         assert part in docker
+    assert "--volume=hotloop-cache:" in docker
+    other = hotloop("image", "run", "a:1", "--user", "2000:2000", "--print", expect=0).out
+    assert "--tmpfs=/home/hotloop/.cache" in other, "the volume is user 1000's"
     podman = hotloop("image", "run", "a:1", "--engine", "podman", "--gpus", "all", "--print", expect=0).out
     assert "--device=nvidia.com/gpu=all" in podman
     assert "--read-only" not in hotloop("image", "run", "a:1", "--writable", "--print", expect=0).out

@@ -87,17 +87,8 @@ def build_command(engine: Engine, folder: Path, settings: BuildSettings) -> list
             "buildah": ["buildah", "bud", "--format", "docker"]}[engine]  # fmt: skip
     secrets = [f"--secret=id={name},src={path}" for name, path in (settings.secrets or {}).items()]
     cache = ["--no-cache"] if settings.no_cache else []
-    return [
-        *kind,
-        *timestamp,
-        *secrets,
-        *cache,
-        "--tag",
-        settings.tag,
-        "--file",
-        str(folder / "Dockerfile"),
-        str(folder),
-    ]
+    named = ["--tag", settings.tag, "--file", str(folder / "Dockerfile")]
+    return [*kind, *timestamp, *secrets, *cache, *named, str(folder)]
 
 
 def run_command(engine: Engine, tag: str, command: Sequence[str], settings: RunSettings) -> list[str]:
@@ -109,9 +100,10 @@ def run_command(engine: Engine, tag: str, command: Sequence[str], settings: RunS
     if engine == "buildah":
         return _buildah_run(tag, command, settings)
     mounts = [f"--volume={mount}" for mount in settings.mounts]
-    root = (
-        [] if settings.writable else ["--read-only", "--tmpfs=/tmp:exec,mode=1777", f"--volume=hotloop-cache:{_CACHE}"]
-    )
+    # A volume begins with the image's own owner, so it serves its user alone.
+    own = settings.user.split(":")[0] in ("", "1000")
+    cache = f"--volume=hotloop-cache:{_CACHE}" if own else f"--tmpfs={_CACHE}:exec,mode=1777"
+    root = [] if settings.writable else ["--read-only", "--tmpfs=/tmp:exec,mode=1777", cache]
     return [
         engine, "run", "--rm", *_gpu_options(engine, settings.gpus), *mounts,
         *(f"--env={variable}" for variable in settings.variables), f"--shm-size={settings.shared_memory}",
