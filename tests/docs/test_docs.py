@@ -112,6 +112,19 @@ def test_which_torch_is_answered_as_the_page_says() -> None:
         assert done.stdout == expected
 
 
+def test_an_image_is_rendered_and_checked_as_the_page_says(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/image.md").read_text()
+    examples = re.findall(r"```console\n\$ hotloop (image .*)\n((?:.*\n)*?)```", page)
+    assert [command.split()[1] for command, _ in examples] == ["render", "build", "run", "check"]
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    for command, expected in examples:
+        done = subprocess.run(
+            [sys.executable, "-m", "hotloop", *command.split()],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (int("check" in command), expected)
+
+
 @pytest.mark.parametrize(("command", "code"), [("doctor", 1), ("explain", 0)])
 def test_what_is_wrong_is_told_as_the_page_says(command: str, code: int) -> None:
     page = (REPOSITORY / f"docs/{command}.md").read_text()

@@ -11,7 +11,7 @@ import hotloop
 
 SOURCE = Path(hotloop.__file__).parent
 LAYERS = [
-    "core", "versions", "doctor", "explain", "attach", "data", "pages", "kernels", "tasks", "train", "profile",
+    "core", "versions", "doctor", "image", "explain", "attach", "data", "pages", "kernels", "tasks", "train", "profile",
     "accelerate", "tune", "launch", "cli",
 ]  # fmt: skip
 """From the ground up: a package imports those before it, and itself."""

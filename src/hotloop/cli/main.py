@@ -23,6 +23,7 @@ _COMMANDS = {
     "doctor": ("hotloop.cli.doctor:doctor", "Say what is wrong with this machine, and what to type."),
     "explain": ("hotloop.cli.explain:explain", "Say what ended a run, from its log, and what to type."),
     "resolve": ("hotloop.cli.resolve:resolve", "Say which torch runs with a driver, a card and a Python."),
+    "image": ("hotloop.cli.image:image", "Render, build and check container images."),
     "job": ("hotloop.cli.job:job", "Write and check job files."),
     "data": ("hotloop.cli.data:data", "Look into data sets, and pack them."),
     "runs": ("hotloop.cli.runs:runs", "List and compare runs."),

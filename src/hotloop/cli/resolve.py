@@ -1,26 +1,19 @@
 """`hotloop resolve`."""
 
 import json
-import platform
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotloop.core.errors import InputError
+from hotloop.cli.wishes import read_wish, wish_options
 
 if TYPE_CHECKING:
     from hotloop.versions.table import Table
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--driver", default="", metavar="VERSION", help="Of NVIDIA's driver: 535.104.05.")
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="A card: V100, RTX 4090; may be repeated.")
-@click.option("--sm", "capabilities", multiple=True, metavar="N", help="A card's compute capability: 90; or 9.0.")
-@click.option("--python", default="", metavar="VERSION", help="3.11; otherwise any, or this one on this machine.")
-@click.option("--torch", default="", metavar="SPEC", help='Which torch is wanted: "2.11", ">=2.8".')
-@click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8.")
+@wish_options(python="any, or this one on this machine")
 @click.option("--glibc", default="", metavar="VERSION", help="Of the C library: 2.31.")
 @click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors; GH200, GB200 and Jetsons have one anyway.")
 @click.option("--refresh", is_flag=True, help="First take up versions that are newer than the table, from pip's index.")
@@ -34,24 +27,13 @@ def resolve(
     And what to type for it. Of this machine, unless a driver or a card is named. The exit code is 1 if nothing does;
     then it says why, and what would have to be different.
     """
-    from hotloop.versions.solve import Impossible, Wish, solve
-    from hotloop.versions.table import capability_of, current_table, has_arm, specifier_of, version_of
+    from hotloop.versions.solve import Impossible, solve
+    from hotloop.versions.table import current_table
 
     table = _refreshed() if refresh else current_table()
-    named = bool(driver or gpus or capabilities)
-    here = {} if named else _this_machine()
-    cards = {*map(table.capability, gpus), *map(capability_of, capabilities), *here.pop("cards", ())}
-    given = {}
-    for name, text in {"driver": driver, "python": python, "cuda": cuda, "glibc": glibc}.items():
-        if text:
-            version = version_of(text, f"--{name}", _EXAMPLES[name])
-            given[name] = text
-            if name == "python" and (version.major != 3 or len(version.release) < 2):
-                raise InputError(
-                    f"--python {text} is no version of Python 3", "3 and a number after it", "--python 3.12"
-                )
-    processor = {"processor": "aarch64"} if aarch64 or any(map(has_arm, gpus)) else {}
-    wish = Wish(**{**here, **given, **processor, "cards": tuple(sorted(cards)), "torch": specifier_of(torch)})
+    given = {"driver": driver, "python": python, "cuda": cuda, "glibc": glibc}
+    example = "hotloop resolve --driver 580 --gpu H100"
+    wish = read_wish(table, gpus, capabilities, given, torch, aarch64=aarch64, example=example)
     found = solve(wish, table)
     if isinstance(found, Impossible):
         changes = [{"change": one.text, "install": one.solution.install} for one in found.changes]
@@ -81,7 +63,6 @@ def _refreshed() -> "Table":
     return table
 
 
-_EXAMPLES = {"driver": "580.95.05", "python": "3.12", "cuda": "12.8", "glibc": "2.31"}
 _SHOWN = ("torch", "cuda", "cudnn", "nccl", "python", "driver_verdict")
 
 
@@ -94,24 +75,4 @@ def _solution(build: dict[str, Any], verdict: str, install: str, notes: tuple[st
         "install": install,
         "driver_verdict": verdict,
         "notes": notes,
-    }
-
-
-def _this_machine() -> dict[str, Any]:
-    from hotloop.core.machine import read_machine
-    from hotloop.versions.table import capability_of
-
-    machine = read_machine()
-    if not machine.driver:
-        raise InputError(
-            "there is no NVIDIA driver here",
-            "nothing to resolve for is named",
-            "hotloop resolve --driver 580 --gpu H100",
-        )
-    return {
-        "driver": machine.driver,
-        "cards": tuple(capability_of(gpu.capability) for gpu in machine.gpus if gpu.capability),
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "glibc": platform.libc_ver()[1],
-        "processor": platform.machine(),
     }

@@ -1,0 +1,1 @@
+"""Container images for training: rendered from solved versions, built, checked."""
