@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hotloop.launch.status import Status
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-_ENGINES = ("local", "slurm")
+_ENGINES = ("local", "slurm", "kubernetes")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _root = click.option(
     "--root", default=".", type=click.Path(file_okay=False, path_type=Path),
@@ -94,6 +94,7 @@ def start(
         )
     here = sorted(os.listdir("/sys/class/net")) if on == "local" else None
     findings = contradictions(first.job.launch, first.nodes, os.environ, here)
+    findings += [one for document in documents for one in document.findings]
     for request, point in zip(requests, runs, strict=True):
         if point:
             click.echo(f"{request.name}: {', '.join(point)}", err=True)

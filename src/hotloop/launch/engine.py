@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hotloop.launch.network import Contradiction
 from hotloop.launch.record import Launch
 from hotloop.launch.request import Request
 from hotloop.launch.status import Status
@@ -20,10 +21,12 @@ class Document:
 
     Attributes:
         name: of a file that could hold it.
+        findings: what one should know before it is sent.
     """
 
     name: str
     text: str
+    findings: tuple[Contradiction, ...] = ()
 
 
 class Engine(Protocol):
@@ -76,7 +79,11 @@ class Engine(Protocol):
         """Have it save and stop, and not start again. Returns before that is done."""
 
 
-ENGINES = {"local": "hotloop.launch.local:Local", "slurm": "hotloop.launch.slurm:Slurm"}
+ENGINES = {
+    "local": "hotloop.launch.local:Local",
+    "slurm": "hotloop.launch.slurm:Slurm",
+    "kubernetes": "hotloop.launch.kubernetes.engine:Kubernetes",
+}
 """Name -> where it is; imported when it is asked for."""
 
 
