@@ -351,7 +351,8 @@ class KubernetesSection(Section):
         Interval(120, "seconds"), description="from the notice to the end: no less than saving takes"
     )
     deadline: TimeText | None = Field(
-        None, description="after that it fails, however it stands; of a JobSet: each start; without it: never"
+        None,
+        description="after that it fails, however it stands; on several machines, of each start; without it: never",
     )
     user: PositiveInt = Field(1000, description="number of the user that it runs as, and of the group of its files")
 

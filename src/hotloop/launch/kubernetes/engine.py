@@ -154,8 +154,8 @@ def _not_kept(request: Request) -> Contradiction | None:
         return None
     return Contradiction(
         "run-not-kept",
-        f"there are no launch.kubernetes.claims: the run lies in {paths.scratch}, which is empty at first and ends with "
-        "its pod",
+        f"there are no launch.kubernetes.claims: the run lies in {paths.scratch}, which is empty at first and goes "
+        "with its pod",
         "--set launch.kubernetes.claims.CLAIM=/data; on one machine --set checkpoint.copy_to=s3://BUCKET will do",
     )
 

@@ -96,25 +96,21 @@ def _job(request: Request, name: str, paths: Paths) -> list[Manifest]:
 
 
 def _jobset(request: Request, name: str, paths: Paths) -> list[Manifest]:
-    return [_object("JobSet", name, spec=_jobset_spec(request, name, paths, _deadline(request)))]
+    return [_object("JobSet", name, spec=_jobset_spec(request, name, paths))]
 
 
 def _trainjob(request: Request, name: str, paths: Paths) -> list[Manifest]:
     """With a runtime of its own: a TrainJob takes no pod failure policy."""
-    spec = _jobset_spec(request, name, paths, {})
+    spec = _jobset_spec(request, name, paths)
     spec["replicatedJobs"][0]["template"]["metadata"]["labels"][_TRAINER_STEP] = "trainer"
     runtime = {"mlPolicy": {"numNodes": request.nodes}, "template": {"spec": spec}}
     reference = {"apiGroup": RESOURCES["TrainingRuntime"].group, "kind": "TrainingRuntime", "name": name}
-    job = {"runtimeRef": reference, "trainer": {"numNodes": request.nodes}, **_deadline(request)}
+    job = {"runtimeRef": reference, "trainer": {"numNodes": request.nodes}}
     return [_object("TrainingRuntime", name, spec=runtime), _object(MAIN["trainjob"], name, spec=job)]
 
 
-def _jobset_spec(request: Request, name: str, paths: Paths, more: Manifest) -> Manifest:
-    """All pods end when one does, and start together: any failure fails the child job, and what it was decides.
-
-    Args:
-        more: of the child job.
-    """
+def _jobset_spec(request: Request, name: str, paths: Paths) -> Manifest:
+    """All pods end when one does, and start together: any failure fails the child job, and what it was decides."""
     codes = [{"action": "FailJob", "onExitCodes": _exit(code)} for code in (_AGAIN, _NEVER)]
     job = {
         "parallelism": request.nodes,
@@ -123,7 +119,7 @@ def _jobset_spec(request: Request, name: str, paths: Paths, more: Manifest) -> M
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_disrupted()]}, *codes]},
-        **more,
+        **_deadline(request),
         "template": pod_template(request, name, paths, together=True),
     }
     template = {"metadata": {"labels": labels(name)}, "spec": job}

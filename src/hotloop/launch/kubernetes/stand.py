@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.core.units import count
 from hotloop.launch.ending import error_in
 from hotloop.launch.kubernetes.client import Cluster, asked
-from hotloop.launch.kubernetes.names import INSTANCE, RESOURCES, Place
+from hotloop.launch.kubernetes.names import INSTANCE, NODE, RESOURCES, Place
 from hotloop.launch.kubernetes.refusals import Refused
 from hotloop.launch.status import Status
 
@@ -110,5 +110,6 @@ def _why_no_pods(cluster: Cluster, place: Place) -> str:
     """What the controller that makes them says it cannot do: a quota, a policy."""
     path = f"/api/v1/namespaces/{place.namespace}/events"
     there = asked(cluster, path, {"fieldSelector": "reason=FailedCreate"}) or {"items": []}
-    ours = [one for one in there["items"] if one["involvedObject"]["name"].startswith(place.name)]
+    names = (place.name, f"{place.name}-{NODE}-0")  # of a JobSet, its child job makes them
+    ours = [one for one in there["items"] if one["involvedObject"]["name"] in names]
     return str(ours[-1].get("message", "")) if ours else ""
