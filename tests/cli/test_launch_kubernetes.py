@@ -418,6 +418,19 @@ def test_no_context_no_client_no_cluster_no_login(
     assert 'pip install "hotloop[kubernetes]"' in done.stderr
 
 
+def test_a_sweep_is_a_job_for_each_run_or_none(hotloop: Command, cluster: Cluster) -> None:
+    cluster.make("jobs", "line-1")
+    sweep = ["--sweep", "seed=[3, 4]"]
+    lines = said(hotloop("launch", "job.toml", *ON, *sweep, expect=2))
+    assert "the name line-1 is taken" in lines[0]
+    assert (cluster.names("jobs"), cluster.names("configmaps")) == (["line-1"], [])
+    del cluster.objects["jobs", "default", "line-1"]
+    found = launched(hotloop, *sweep)["launches"]
+    assert [one["id"] for one in found] == ["default/job/line-0", "default/job/line-1"]
+    texts = [cluster.objects["configmaps", "default", name]["data"]["job.toml"] for name in ("line-0", "line-1")]
+    assert ["seed = 3" in texts[0], "seed = 4" in texts[1]] == [True, True]
+
+
 def test_a_launch_is_found_where_it_was_sent_whatever_the_context_is_now(
     hotloop: Command, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -281,7 +281,7 @@ def test_a_dry_run_says_what_stands_in_for_what_is_missing() -> None:
     both = make_request(parse_job(BASIC, "job.toml"), 1, 0, lambda: 0, Path("/home/ada"), datetime(2026, 1, 1))
     copied = make_request(job, 1, 0, lambda: 0, Path("/home/ada"), datetime(2026, 1, 1))
     several = make_request(job, 2, 0, lambda: 0, Path("/home/ada"), datetime(2026, 1, 1))
-    ids = [[one.id for one in Kubernetes().documents(request)[0].findings] for request in (both, copied, several)]
+    ids = [[one.id for one in Kubernetes().documents([request])[0].findings] for request in (both, copied, several)]
     assert ids == [["no-image", "run-not-kept"], ["no-image"], ["no-image", "run-not-kept"]]
     outside = request_of(data={**BASIC["data"], "train": "/home/ada/images"})
-    assert [one.id for one in Kubernetes().documents(outside)[0].findings] == ["data-outside"]
+    assert [one.id for one in Kubernetes().documents([outside])[0].findings] == ["data-outside"]

@@ -8,12 +8,13 @@ from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.files import write_atomic
 from hotloop.launch.engine import Document
 from hotloop.launch.kubernetes.checks import check_cluster
-from hotloop.launch.kubernetes.client import MERGE_PATCH, Cluster
+from hotloop.launch.kubernetes.client import Cluster
 from hotloop.launch.kubernetes.logs import follow_logs, read_logs
-from hotloop.launch.kubernetes.manifests import Manifest, kind_of, manifests
-from hotloop.launch.kubernetes.names import Place, object_name, resource_of
+from hotloop.launch.kubernetes.manifests import kind_of, manifests
+from hotloop.launch.kubernetes.names import Place, object_name
 from hotloop.launch.kubernetes.paths import paths_in_container
 from hotloop.launch.kubernetes.pods import DEFAULT_IMAGE
+from hotloop.launch.kubernetes.sending import deletion, make_objects, try_objects
 from hotloop.launch.kubernetes.stand import read_status
 from hotloop.launch.kubernetes.text import to_yaml
 from hotloop.launch.network import Contradiction
@@ -23,7 +24,6 @@ from hotloop.launch.status import Status
 
 _FILE = "manifest.yaml"
 _CONTEXT = "context"
-_STRICT = {"fieldValidation": "Strict"}
 
 
 class Kubernetes:
@@ -53,25 +53,24 @@ class Kubernetes:
         cluster = self._cluster(request.job.launch.kubernetes.context)
         check_cluster(cluster, request, self._namespace(request), manifests(request))
 
-    def documents(self, request: Request) -> list[Document]:
+    def documents(self, requests: Sequence[Request]) -> list[Document]:
         """The objects as kubectl takes them; where settings are missing, with what is named in the findings."""
-        own = request.job.launch.kubernetes
-        objects = _placed(manifests(request), own.namespace) if own.namespace else manifests(request)
-        findings = [_no_image(request), _not_kept(request), _data_elsewhere(request)]
+        first = requests[0]
+        namespace = first.job.launch.kubernetes.namespace
+        objects = [one for request in requests for one in manifests(request, namespace)]
+        findings = [_no_image(first), _not_kept(first), _data_elsewhere(first)]
         return [Document(_FILE, to_yaml(objects), tuple(one for one in findings if one))]
 
-    def submit(self, request: Request) -> str:
+    def submit(self, requests: Sequence[Request]) -> list[str]:
         """Have the cluster check all, then make all; what was made is taken away again if that fails."""
-        cluster = self._cluster(request.job.launch.kubernetes.context)
-        namespace = self._namespace(request)
-        objects = _placed(manifests(request), namespace)
-        write_atomic(request.folder / _FILE, to_yaml(objects))
-        write_atomic(request.folder / _CONTEXT, cluster.context)
-        for one in objects:
-            if one["kind"] != "TrainJob":  # it is refused as long as its runtime is not there
-                cluster.call("POST", resource_of(one).path(namespace), one, {**_STRICT, "dryRun": "All"})
-        _create(cluster, namespace, objects)
-        return str(Place(namespace, kind_of(request), object_name(request.name)))
+        cluster, namespace = self._cluster(requests[0].job.launch.kubernetes.context), self._namespace(requests[0])
+        launches = [manifests(request, namespace) for request in requests]
+        for request, objects in zip(requests, launches, strict=True):
+            write_atomic(request.folder / _FILE, to_yaml(objects))
+            write_atomic(request.folder / _CONTEXT, cluster.context)
+            try_objects(cluster, namespace, objects)
+        make_objects(cluster, namespace, launches)
+        return [str(Place(namespace, kind_of(request), object_name(request.name))) for request in requests]
 
     def status(self, launch: Launch) -> Status:
         """By the object that stands for it, and its pods."""
@@ -95,7 +94,7 @@ class Kubernetes:
         place, cluster = Place.parse(launch.id), self._cluster_of(launch)
         with suppress(HotloopError):
             write_atomic(launch.log_file, "".join(read_logs(cluster, place, launch.nodes)))
-        cluster.call("DELETE", place.path, _deletion("Foreground"))
+        cluster.call("DELETE", place.path, deletion("Foreground"))
 
     def _cluster(self, context: str) -> Cluster:
         if context not in self._clusters:
@@ -109,33 +108,6 @@ class Kubernetes:
     def _namespace(self, request: Request) -> str:
         own = request.job.launch.kubernetes
         return own.namespace or self._cluster(own.context).namespace
-
-
-def _placed(objects: Sequence[Manifest], namespace: str) -> list[Manifest]:
-    return [{**one, "metadata": {**one["metadata"], "namespace": namespace}} for one in objects]
-
-
-def _create(cluster: Cluster, namespace: str, objects: Sequence[Manifest]) -> None:
-    """Make all; the last one owns the others, which go with it."""
-    made: list[str] = []
-    try:
-        for one in objects:
-            path = resource_of(one).path(namespace)
-            answer = cluster.call("POST", path, one, _STRICT)
-            made.append(f"{path}/{answer['metadata']['name']}")
-        owner = {"apiVersion": one["apiVersion"], "kind": one["kind"], "name": one["metadata"]["name"]}
-        owned = {"metadata": {"ownerReferences": [{**owner, "uid": answer["metadata"]["uid"]}]}}
-        for path in made[:-1]:
-            cluster.call("PATCH", path, owned, content=MERGE_PATCH)
-    except BaseException:
-        for path in reversed(made):
-            with suppress(HotloopError):
-                cluster.call("DELETE", path, _deletion("Background"))
-        raise
-
-
-def _deletion(propagation: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
 
 
 def _no_image(request: Request) -> Contradiction | None:

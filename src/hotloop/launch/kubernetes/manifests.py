@@ -38,8 +38,11 @@ def kind_of(request: Request) -> Kind:
     return wanted
 
 
-def manifests(request: Request) -> list[Manifest]:
+def manifests(request: Request, namespace: str = "") -> list[Manifest]:
     """All objects of a request, in the order in which they are made; the last stands for the launch.
+
+    Args:
+        namespace: of the objects; empty: that of whoever sends them.
 
     Raises:
         InputError: what is asked for contradicts itself.
@@ -54,6 +57,9 @@ def manifests(request: Request) -> list[Manifest]:
     found += made(request, name, paths)
     if queue := request.job.launch.kubernetes.queue:
         found[-1]["metadata"]["labels"][_QUEUE] = queue
+    if namespace:
+        for one in found:
+            one["metadata"]["namespace"] = namespace
     return found
 
 
