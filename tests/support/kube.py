@@ -57,6 +57,7 @@ class Cluster:
     denied: set[tuple[str, str]] = field(default_factory=set)
     quota: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    """What cannot be stored, whatever a dry run says."""
     logs: dict[str, Log] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     deletions: list[Object] = field(default_factory=list)
@@ -195,8 +196,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, match: re.Match[str], query: dict[str, str], body: Object) -> tuple[int, Object]:
         group, plural, namespace, name = match["group"] or "", match["plural"], match["namespace"], match["name"] or ""
-        if plural in self.cluster.broken:
-            raise _failure(500, "InternalError", "Internal error occurred: etcdserver: request timed out")
         if "." in group and f"{group}/{match['version']}" not in self.cluster.installed:
             raise Refusal(404, "404 page not found\n")
         verb = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}.get(self.command, "get" if name else "list")
@@ -259,6 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _failure(409, "AlreadyExists", f'{full} "{name}" already exists', **details)
         if "dryRun" in query:
             return body
+        if plural in cluster.broken:
+            raise _failure(500, "InternalError", "Internal error occurred: etcdserver: request timed out")
         return cluster.make(plural, name, namespace, **{**body, "metadata": body["metadata"]})
 
     def _check_runtime(self, namespace: str, name: str) -> None:

@@ -57,6 +57,7 @@ def _check_kinds(cluster: Cluster, objects: list[Manifest]) -> None:
 def _check_rights(cluster: Cluster, namespace: str, objects: list[Manifest]) -> None:
     main = resource_of(objects[-1])
     wanted = [(resource_of(one).group, resource_of(one).plural, "create") for one in objects]
+    wanted += [(resource_of(one).group, resource_of(one).plural, "patch") for one in objects[:-1]]
     wanted += [(main.group, main.plural, verb) for verb in ("get", "delete")]
     wanted += [("", "pods", "list")]
     for group, plural, verb in wanted:
