@@ -373,6 +373,12 @@ def test_what_can_be_known_is_said_before_anything_is_sent(
             "the name line is taken in namespace default",
             "already exists",
         ),
+        (
+            lambda it: it.unknown.update(jobs="spec.podReplacementPolicy"),
+            2,
+            "the cluster does not know a field of jobs",
+            'strict decoding error: unknown field "spec.podReplacementPolicy"',
+        ),
         (lambda it: it.broken.add("jobs"), 1, "the cluster answers with 500", "etcdserver: request timed out"),
     ],
 )
@@ -387,6 +393,14 @@ def test_what_the_cluster_refuses_leaves_nothing(
     assert cause in lines[1]
     assert made(cluster) == before
     assert not list(tmp_path.glob("runs/.launch/*"))
+
+
+def test_a_jobset_that_is_too_old_is_said(hotloop: Command, cluster: Cluster) -> None:
+    cluster.unknown["jobsets"] = "spec.failurePolicy.rules[0].onJobFailureMessagePatterns"
+    lines = said(hotloop("launch", "job.toml", *ON, "--nodes", "2", expect=2))
+    assert "the cluster's JobSet is too old" in lines[0]
+    assert "jobset/releases/download" in lines[2]
+    assert made(cluster) == []
 
 
 def test_no_context_no_client_no_cluster_no_login(

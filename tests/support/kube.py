@@ -58,6 +58,8 @@ class Cluster:
     quota: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     """What cannot be stored, whatever a dry run says."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Fields of which it does not know, being old."""
     logs: dict[str, Log] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     deletions: list[Object] = field(default_factory=list)
@@ -237,7 +239,8 @@ class _Handler(BaseHTTPRequestHandler):
         details = {"name": name, **({"group": group} if group else {}), "kind": plural}
         full = f"{plural}.{group}" if group else plural
         found = problems(body)
-        if unknown := [one for one in found if "Additional properties are not allowed" in one]:
+        unknown = [one for one in found if "Additional properties are not allowed" in one]
+        if unknown := [cluster.unknown[plural]] if plural in cluster.unknown else unknown:
             raise _failure(
                 400, "BadRequest", f'{kind} in version "{version.rpartition("/")[2]}" cannot be handled as a {kind}: '
                 f'strict decoding error: unknown field "{unknown[0].partition(":")[0]}"',

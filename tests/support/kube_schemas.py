@@ -128,6 +128,8 @@ def _of_container(container: dict[str, Any], volumes: list[str]) -> Iterator[str
     resources = container.get("resources", {})
     for values in resources.values():
         yield from (f"resources.{key}: {value!r}" for key, value in values.items() if not _is_quantity(value))
+        yield from (f"resources.{key}: must be a standard resource type or fully qualified" for key in values
+                    if "/" not in key and key not in ("cpu", "memory"))  # fmt: skip
     for key, value in resources.get("limits", {}).items():
         if "/" in key and resources.get("requests", {}).get(key, value) != value:
             yield f"resources.{key}: of extended resources as much is asked for as limited"

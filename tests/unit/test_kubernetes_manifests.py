@@ -47,7 +47,9 @@ def child_job(jobset_spec: dict[str, Any]) -> dict[str, Any]:
 
 def pod(request: Request) -> dict[str, Any]:
     main = manifests(request)[-1]
-    spec = main["spec"] if main["kind"] == "Job" else child_job(main["spec"])
+    if main["kind"] == "TrainJob":
+        main = manifests(request)[-2]["spec"]["template"]
+    spec = main["spec"] if main.get("kind") == "Job" else child_job(main["spec"])
     return spec["template"]["spec"]  # type: ignore[no-any-return]
 
 
@@ -60,7 +62,7 @@ TAINTS = st.builds(
     lambda key, value, effect: key + value + effect, LABEL_KEYS, st.one_of(st.just(""), LABELS.map("={}".format)),
     st.sampled_from(["", ":NoSchedule", ":PreferNoSchedule", ":NoExecute"]),
 )  # fmt: skip
-TIMES = st.integers(1, 10**6).map("{} s".format)
+TIMES = st.one_of(st.integers(1, 10**6), st.sampled_from([0.25, 1.5])).map("{} s".format)
 CLAIMS = st.lists(NAMES, min_size=1, max_size=3, unique=True).map(
     lambda names: {name: f"/mnt/{name}" for name in names}
 )
@@ -93,13 +95,12 @@ def test_whatever_a_job_asks_for_every_version_takes_it(
     environment: dict[str, str], setup: list[str], restarts: int, version: str, name: str,
 ) -> None:  # fmt: skip
     kubernetes = {**section, "kind": one if nodes == 1 else several}
-    if section.get("secrets", {}).keys() & environment.keys():
-        environment = {}
     launch = {"kubernetes": kubernetes, "memory_gib": memory, "cpus": cpus, "environment": environment, "setup": setup}
     run = f"{next(iter(section['claims'].values()))}/{name}" if "claims" in section else f"runs/{name}"
     kubernetes.setdefault("claims", {"training": "/data"})
     request = request_of(launch, nodes, gpus, run={"dir": run}, ranks={"processes": 1, "restarts": restarts})
     sent = manifests(request)
+    assert pod(request)["terminationGracePeriodSeconds"] > 0
     for manifest in sent:
         assert problems(manifest, version) == [], manifest
     assert list(yaml.safe_load_all(to_yaml(sent))) == sent
@@ -257,6 +258,8 @@ def test_names_that_differ_stay_different() -> None:
         ({"node_selector": {"gpu type": "a"}}, "'gpu type' is no label that Kubernetes takes"),
         ({"grace": "1 epoch"}, '1 epoch is no time; write "90 s"'),
         ({"user": 0}, "greater than 0"),
+        ({"user": 2**31}, "less than 2147483648"),
+        ({"resources": {"efa": 4}}, "'efa' is no resource of a device: VENDOR/NAME"),
         ({"kind": "pod"}, "'job', 'jobset'"),
         ({"claims": {"training": "data"}}, 'claims.training = "data" is no place in a container'),
         ({"claims": {"training": "/data/../etc"}}, "is no place in a container"),

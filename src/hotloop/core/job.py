@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from hotloop.core.kubernetes_names import (
+    DeviceName,
     LabelKey,
     LabelValue,
     Name,
@@ -339,7 +340,7 @@ class KubernetesSection(Section):
         default_factory=list,
         description='taints that machines may have: ["team=a:NoSchedule"]; with GPUs nvidia.com/gpu is one of them',
     )
-    resources: dict[LabelKey, PositiveInt] = Field(
+    resources: dict[DeviceName, PositiveInt] = Field(
         default_factory=dict, description='more of each machine: { "vpc.amazonaws.com/efa" = 4 }'
     )
     secrets: dict[Variable, SecretKey] = Field(
@@ -354,7 +355,9 @@ class KubernetesSection(Section):
         None,
         description="after that it fails, however it stands; on several machines, of each start; without it: never",
     )
-    user: PositiveInt = Field(1000, description="number of the user that it runs as, and of the group of its files")
+    user: Annotated[PositiveInt, Field(lt=2**31)] = Field(
+        1000, description="number of the user that it runs as, and of the group of its files"
+    )
 
 
 class LaunchSection(Section):

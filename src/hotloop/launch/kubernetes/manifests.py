@@ -4,6 +4,7 @@ Exit codes decide what happens next, as everywhere: 75 and a machine that is tak
 takes; 2 ends it; what else fails may fail ranks.restarts times.
 """
 
+import math
 from typing import Any
 
 from hotloop.core.errors import InputError
@@ -162,4 +163,4 @@ def _disrupted() -> Manifest:
 
 def _deadline(request: Request) -> Manifest:
     deadline = request.job.launch.kubernetes.deadline
-    return {"activeDeadlineSeconds": max(1, round(deadline.amount))} if deadline else {}
+    return {"activeDeadlineSeconds": math.ceil(deadline.amount)} if deadline else {}

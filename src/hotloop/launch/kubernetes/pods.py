@@ -1,5 +1,6 @@
 """A pod that trains: `hotloop train` in a container that may do nothing else."""
 
+import math
 from typing import Any
 
 from hotloop import __version__
@@ -31,7 +32,7 @@ def pod_template(request: Request, name: str, paths: Paths, together: bool) -> d
     own = request.job.launch.kubernetes
     spec = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": round(own.grace.amount),
+        "terminationGracePeriodSeconds": math.ceil(own.grace.amount),
         "serviceAccountName": own.service_account or name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -95,24 +96,23 @@ def _literal(text: str) -> str:
 
 
 def _environment(request: Request, name: str, together: bool) -> list[dict[str, Any]]:
-    """Ours, then those of the job; secrets by reference."""
+    """Ours, then those of the job, which come first where both set one; secrets by reference."""
+    restart = ", restart $(HOTLOOP_RESTART)" if together else ""
     given = {"USER": "hotloop", "HOME": HOME, "TORCHINDUCTOR_CACHE_DIR": f"{HOME}/.cache/torchinductor"}
     given |= request.environment
-    found: list[dict[str, Any]] = [_from_pod("HOTLOOP_POD", "metadata.name")]
+    found: dict[str, dict[str, Any]] = {"HOTLOOP_POD": _from_pod("metadata.name")}
     if together:
-        found.append(_from_pod("HOTLOOP_RESTART", f"metadata.annotations['{_RESTART}']"))
-    restart = ", restart $(HOTLOOP_RESTART)" if together else ""
-    found.append({"name": "HOTLOOP_LAUNCHED", "value": f"kubernetes {name}{restart}, pod $(HOTLOOP_POD)"})
-    secrets = request.job.launch.kubernetes.secrets
-    found += [{"name": key, "value": _literal(value)} for key, value in given.items() if key not in secrets]
-    for key, reference in secrets.items():
+        found["HOTLOOP_RESTART"] = _from_pod(f"metadata.annotations['{_RESTART}']")
+    found["HOTLOOP_LAUNCHED"] = {"value": f"kubernetes {name}{restart}, pod $(HOTLOOP_POD)"}
+    found |= {key: {"value": _literal(value)} for key, value in given.items()}
+    for key, reference in request.job.launch.kubernetes.secrets.items():
         secret, _, entry = reference.partition("/")
-        found.append({"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": entry}}})
-    return found
+        found[key] = {"valueFrom": {"secretKeyRef": {"name": secret, "key": entry}}}
+    return [{"name": key, **value} for key, value in found.items()]
 
 
-def _from_pod(name: str, field: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+def _from_pod(field: str) -> dict[str, Any]:
+    return {"valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
 def _resources(request: Request) -> dict[str, dict[str, str]]:

@@ -56,7 +56,17 @@ def refused(method: str, path: str, code: int, text: str) -> HotloopError:
     if code == 404 and group in _INSTALL and not status.get("details", {}).get("name"):
         return Refused(code, *not_installed(group).args)
     what, fix = _words(method, code, said, status, namespace, kind.partition("/")[0], name)
+    if code == 400 and "unknown field" in said:
+        what, fix = _too_old(group, kind)
     return Refused(code, what, said, fix)
+
+
+def _too_old(group: str, plural: str) -> tuple[str, str]:
+    """Who does not know a field that hotloop sets, and what to do."""
+    if group not in _INSTALL:
+        return f"the cluster does not know a field of {plural}", "a cluster of Kubernetes 1.30 or newer"
+    name, how = _INSTALL[group]
+    return f"the cluster's {name} is too old", f"whoever runs it: {how}"
 
 
 def _words(
