@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kube_schemas import VERSIONS, problems
 
@@ -233,6 +233,9 @@ def test_secrets_are_named_and_never_written() -> None:
 
 
 @given(st.from_regex(r"[\w.-]{1,100}", fullmatch=True))
+@example("x" * 100)
+@example("x" * 46)
+@example("-" * 60)
 def test_names_become_names_that_pods_and_services_may_have(text: str) -> None:
     name = object_name(text)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name)

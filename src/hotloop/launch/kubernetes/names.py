@@ -11,8 +11,8 @@ NODE = "node"
 """The replicated job and its container; Kubeflow's trainer knows them by this name."""
 INSTANCE = "app.kubernetes.io/instance"
 """Label of everything that belongs to a launch."""
-_LONGEST = 46
-"""Pods of a JobSet are NAME-node-0-INDEX-xxxxx, of 63 characters at most."""
+_LONGEST = 45
+"""Pods of a JobSet are NAME-node-0-INDEX-xxxxx, of 63 characters at most, INDEX of up to four."""
 
 
 @dataclass(frozen=True)
