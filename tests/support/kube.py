@@ -123,6 +123,7 @@ def _failure(code: int, reason: str, message: str, **details: Any) -> Refusal:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer, of two writes, would wait 40 ms for the other side
     cluster: Cluster
 
     def log_message(self, format: str, *args: object) -> None:
