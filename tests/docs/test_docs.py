@@ -5,8 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from kube_schemas import problems
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -146,3 +149,24 @@ def test_code_blocks_name_commands_that_exist() -> None:
     for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]:
         for command in re.findall(r"^\$ (?:\.venv/bin/)?hotloop (\S+)", page.read_text(), re.MULTILINE):
             assert command in _COMMANDS, f"{page}: hotloop {command}"
+
+
+def test_what_the_page_on_kubernetes_shows_is_what_a_cluster_takes(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/launch-kubernetes.md").read_text()
+    commands = re.findall(r"^\$ hotloop (launch examples\S+ .*--dry-run)", page, re.MULTILINE)
+    assert len(commands) == 1
+    hotloop = [sys.executable, "-m", "hotloop"]
+    assert [one["kind"] for one in taken(call(*hotloop, *commands[0].split()))][-1] == "JobSet"
+    job = (REPOSITORY / "examples/digits/job.toml").read_text() + re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
+    (tmp_path / "job.toml").write_text(job)
+    options = ["--on", "kubernetes", "--gpus", "8", "--dry-run"]
+    objects = taken(call(*hotloop, "launch", "job.toml", *options, cwd=tmp_path))
+    assert objects[-1]["kind"] == "Job"
+    assert objects[-1]["metadata"]["namespace"] == "team"
+
+
+def taken(text: str) -> list[dict[str, Any]]:
+    """Objects that Kubernetes would take."""
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+    assert [problems(one) for one in objects] == [[]] * len(objects)
+    return objects

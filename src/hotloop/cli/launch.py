@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hotloop.launch.status import Status
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-_ENGINES = ("local", "slurm")
+_ENGINES = ("local", "slurm", "kubernetes")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _root = click.option(
     "--root", default=".", type=click.Path(file_okay=False, path_type=Path),
@@ -95,6 +95,7 @@ def start(
         )
     here = sorted(os.listdir("/sys/class/net")) if on == "local" else None
     findings = launch_findings(first, on, os.environ, here)
+    findings += [one for document in documents for one in document.findings]
     if dry_run:
         _tell_points([request.name for request in requests], runs)
         click.echo(_planned(documents, first, on, findings, as_json))

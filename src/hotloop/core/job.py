@@ -18,6 +18,17 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from hotloop.core.kubernetes_names import (
+    DeviceName,
+    LabelKey,
+    LabelValue,
+    Name,
+    NameOrNone,
+    NamespaceOrNone,
+    SecretKey,
+    Taint,
+    Variable,
+)
 from hotloop.core.units import Interval
 
 FORMAT = 1
@@ -34,6 +45,15 @@ _IntervalSchema = WithJsonSchema({"type": "string", "examples": ["100 steps", "1
 IntervalText = Annotated[Interval, BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
 AutoInterval = Annotated[Interval | Literal["auto"], BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
 Auto = Literal["auto"]
+
+
+def _in_seconds(interval: Interval) -> Interval:
+    if interval.unit != "seconds":
+        raise ValueError(f'{interval} is no time; write "90 s", "5 min" or "2 h"')
+    return interval
+
+
+TimeText = Annotated[IntervalText, AfterValidator(_in_seconds)]
 PositiveInt = Annotated[int, Field(strict=True, gt=0)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -297,6 +317,53 @@ class SlurmSection(Section):
     options: list[str] = Field(default_factory=list, description='more of sbatch: ["--constraint=h200"]')
 
 
+class KubernetesSection(Section):
+    """On Kubernetes."""
+
+    context: str = Field("", description="of kubectl's configuration; empty: the current one")
+    namespace: NamespaceOrNone = Field("", description="empty: the context's")
+    kind: Literal["auto", "job", "jobset", "trainjob"] = Field(
+        "auto", description="what it becomes; auto: a Job on one machine, a JobSet on several. trainjob: of Kubeflow"
+    )
+    claims: dict[Name, str] = Field(
+        default_factory=dict,
+        description='PersistentVolumeClaims and where they are mounted: { training = "/data" }; the first holds runs',
+    )
+    directory: str = Field(
+        "", description="where paths of the job begin, in the container; empty: where the first claim is mounted"
+    )
+    service_account: NameOrNone = Field("", description="an existing one; empty: one made for it, no rights")
+    queue: NameOrNone = Field("", description="Kueue's LocalQueue; empty: it does not wait in one")
+    shm_gib: PositiveInt | Auto = Field(
+        "auto", description="shared memory of each machine, part of launch.memory_gib; auto: as much as that"
+    )
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description='labels that machines need: { "nvidia.com/gpu.product" = "NVIDIA-H200" }'
+    )
+    tolerations: list[Taint] = Field(
+        default_factory=list,
+        description='taints that machines may have: ["team=a:NoSchedule"]; with GPUs nvidia.com/gpu is one of them',
+    )
+    resources: dict[DeviceName, PositiveInt] = Field(
+        default_factory=dict, description='more of each machine: { "vpc.amazonaws.com/efa" = 4 }'
+    )
+    secrets: dict[Variable, SecretKey] = Field(
+        default_factory=dict, description='variables from secrets: { HF_TOKEN = "hugging-face/token" }'
+    )
+    pull_secret: NameOrNone = Field("", description="secret that fetches launch.image; empty: none")
+    priority: NameOrNone = Field("", description="priority class; empty: the cluster's default")
+    grace: TimeText = Field(
+        Interval(120, "seconds"), description="from the notice to the end: no less than saving takes"
+    )
+    deadline: TimeText | None = Field(
+        None,
+        description="after that it fails, however it stands; on several machines, of each start; without it: never",
+    )
+    user: Annotated[PositiveInt, Field(lt=2**31)] = Field(
+        1000, description="number of the user that it runs as, and of the group of its files"
+    )
+
+
 class LaunchSection(Section):
     """Where `hotloop launch` starts it. Each engine restarts it after an interruption, until it has finished."""
 
@@ -317,6 +384,7 @@ class LaunchSection(Section):
     interface: str = Field("", description="of the network: eth0, or ^docker,lo; empty: NCCL's own choice")
     topology_file: str = Field("", description="for NCCL, where machines do not tell how they are built")
     slurm: SlurmSection = Field(default_factory=lambda: SlurmSection())
+    kubernetes: KubernetesSection = Field(default_factory=lambda: KubernetesSection())
 
 
 class Job(Section):

@@ -37,5 +37,10 @@ def first_error(launch: Launch) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    found: list[str] = _ERROR.findall(text.rpartition("\nhotloop: start ")[2])
+    return error_in(text.rpartition("\nhotloop: start ")[2])
+
+
+def error_in(text: str) -> str:
+    """The first line of the first error in a text; empty if there is none."""
+    found: list[str] = _ERROR.findall(text)
     return found[0] if found else ""

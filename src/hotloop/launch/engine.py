@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hotloop.core.errors import HotloopError
+from hotloop.launch.finding import LaunchFinding
 from hotloop.launch.record import Launch
 from hotloop.launch.request import Request
 from hotloop.launch.status import Status
@@ -22,10 +23,12 @@ class Document:
 
     Attributes:
         name: of a file that could hold it.
+        findings: what one should know before it is sent.
     """
 
     name: str
     text: str
+    findings: tuple[LaunchFinding, ...] = ()
 
 
 class Engine(Protocol):
@@ -78,7 +81,11 @@ class Engine(Protocol):
         """Have it save and stop, and not start again. Returns before that is done."""
 
 
-ENGINES = {"local": "hotloop.launch.local:Local", "slurm": "hotloop.launch.slurm:Slurm"}
+ENGINES = {
+    "local": "hotloop.launch.local:Local",
+    "slurm": "hotloop.launch.slurm:Slurm",
+    "kubernetes": "hotloop.launch.kubernetes.engine:Kubernetes",
+}
 """Name -> where it is; imported when it is asked for."""
 
 
