@@ -293,6 +293,22 @@ class SlurmSection(Section):
     options: list[str] = Field(default_factory=list, description='more of sbatch: ["--constraint=h200"]')
 
 
+class RaySection(Section):
+    """On Ray."""
+
+    address: str = Field(
+        "",
+        description="http://HEAD:8265, HEAD:6379, local: one for this job; empty: RAY_ADDRESS, else one that is here",
+    )
+    max_failures: Annotated[int, Field(strict=True, ge=-1)] = Field(
+        3, description="how often the workers are started again after one was lost; -1: always"
+    )
+    autoscaling: bool = Field(False, description="the cluster grows when asked: more than it has now is no error")
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict, description='more of what Ray prepares for the workers: { pip = ["hotloop[train]"] }'
+    )
+
+
 class LaunchSection(Section):
     """Where `hotloop launch` starts it. Each engine restarts it after an interruption, until it has finished."""
 
@@ -313,6 +329,7 @@ class LaunchSection(Section):
     interface: str = Field("", description="of the network: eth0, or ^docker,lo; empty: NCCL's own choice")
     topology_file: str = Field("", description="for NCCL, where machines do not tell how they are built")
     slurm: SlurmSection = Field(default_factory=lambda: SlurmSection())
+    ray: RaySection = Field(default_factory=lambda: RaySection())
 
 
 class Job(Section):

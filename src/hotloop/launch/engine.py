@@ -73,7 +73,11 @@ class Engine(Protocol):
         """Have it save and stop, and not start again. Returns before that is done."""
 
 
-ENGINES = {"local": "hotloop.launch.local:Local", "slurm": "hotloop.launch.slurm:Slurm"}
+ENGINES = {
+    "local": "hotloop.launch.local:Local",
+    "slurm": "hotloop.launch.slurm:Slurm",
+    "ray": "hotloop.launch.ray:Ray",
+}
 """Name -> where it is; imported when it is asked for."""
 
 
