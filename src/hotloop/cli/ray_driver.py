@@ -15,7 +15,7 @@ import click
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.run import Run
-from hotloop.launch.ray_plan import read_plan
+from hotloop.launch.ray_plan import is_web, read_plan
 
 _FRUITLESS = 5
 """So many starts in a row that have saved nothing new are the last."""
@@ -24,10 +24,6 @@ _WAIT_SECONDS = 10.0
 _STOPPED_EARLY = 75
 _READ_AT_IMPORT = {"RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
 """By Ray: lines of workers as they are."""
-
-
-class _Withdrawn(BaseException):
-    """Asked to stop before there were workers that could."""
 
 
 def drive(file: Path) -> int:
@@ -85,7 +81,7 @@ class _Driver:
         signal.signal(signal.SIGTERM, self._stop)  # Ray has set one of its own
         try:
             return self._run()
-        except _Withdrawn:
+        except KeyboardInterrupt:  # of _stop
             return "saved"
         finally:
             ray.shutdown()
@@ -119,7 +115,7 @@ class _Driver:
         self._stopped.set()
         write_atomic(self._folder / "stop", signal.Signals(number).name)
         if self._fitting and not (self._folder / "begun").exists():
-            raise _Withdrawn
+            raise KeyboardInterrupt  # before there are workers that could stop; Ray lets no other one through
 
     def _saved(self) -> set[Path]:
         return set(Run(Path(self._plan["training"]["run_dir"])).checkpoints.glob("*"))
@@ -134,10 +130,12 @@ class _Driver:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
         from ray.train.v2.api.exceptions import TrainingFailedError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from hotloop.cli.ray_worker import Outcome, Ranks, train_as_worker
 
-        outcome = ray.remote(num_cpus=0)(Outcome).remote()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        outcome = ray.remote(num_cpus=0, scheduling_strategy=here)(Outcome).remote()
         config = self._plan["run_config"]
         trainer = DataParallelTrainer(
             train_as_worker,
@@ -173,7 +171,7 @@ def _connect(plan: dict[str, Any]) -> None:
     """To the Ray of the plan; a driver that is a job of it has got its variables already."""
     import ray
 
-    is_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    is_job = is_web(plan["address"])
     address = "auto" if is_job else plan["address"]
     runtime_env = None if is_job else plan["runtime_env"]
     dashboard = False if address == "local" else None

@@ -82,13 +82,16 @@ class Ray:
         if end := read_end(launch):
             return Status(end.state, end.reason, starts=starts)
         state, said = self._driver(launch)
-        if state == "ended":  # it may have left its word meanwhile
-            left = read_end(launch) or Status("lost", last_error(launch) or said)
-            return Status(left.state, left.reason, starts=starts)
         if state == "elsewhere":
             return Status("lost", said, starts=starts)
-        running = state == "running" and (Path(launch.folder) / "begun").exists()
-        return Status("running", hosts=hosts[-1], starts=starts) if running and hosts else Status("waiting", said)
+        if state == "ended":  # it may have left its word meanwhile
+            left = read_end(launch) or Status("lost", last_error(launch) or said)
+            if left.state == "lost" and launch.cancel_file.exists():
+                left = Status("cancelled")
+            return Status(left.state, left.reason, starts=starts)
+        if state == "running" and hosts and (Path(launch.folder) / "begun").exists():
+            return Status("running", hosts=hosts[-1], starts=starts)
+        return Status("waiting", said, starts=starts)
 
     def log(self, launch: Launch, follow: bool) -> Iterator[str]:
         """Of its file, which the driver writes."""

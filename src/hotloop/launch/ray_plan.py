@@ -16,6 +16,8 @@ PLAN = "ray.toml"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 """Before Ray is imported, or started: it would tell its makers how it is used."""
 
+_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+"""Seconds that `ray job stop` leaves a job to save in; Ray's own are 3."""
 _DRIVER = ["launch", "ray-driver"]
 # Ray keeps what the entrypoint writes, and ends all of its processes at once: the log has to stay until the last word.
 _LOGGED = '"$@" 2>&1 | (trap "" TERM INT; exec tee -a "$0")'
@@ -32,7 +34,8 @@ def make_plan(request: Request) -> dict[str, Any]:
     address = address_of(own.address)
     number = request.nodes * _processes(request)
     plan = request.folder / PLAN
-    environment = {**own.runtime_env.get("env_vars", {}), **request.environment, **QUIET, "RAY_TRAIN_V2_ENABLED": "1"}
+    own_variables = {**QUIET, "RAY_TRAIN_V2_ENABLED": "1", **({_STOP_WAIT: "120"} if is_web(address) else {})}
+    environment = {**own.runtime_env.get("env_vars", {}), **request.environment, **own_variables}
     resources: dict[str, float] = {"CPU": 1 if launch.cpus == "auto" else _share(launch.cpus, request)}
     if request.gpus:
         resources["GPU"] = 1
