@@ -154,7 +154,7 @@ def test_what_fails_is_not_started_again_and_says_why(hotloop: Command, job: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--nodes", "2", "--gpus", "4"], "4 workers of 1 CPU each are asked for; Ray has room for 2"),
+        (["--nodes", "2"], "4 workers of 1 CPU each are asked for; Ray has room for 2"),
         (["--gpus", "2"], "2 workers of 1 GPU, 1 CPU each are asked for; Ray has room for 0"),
         (["--set", "launch.memory_gib=1000000"], "Ray has room for 0"),
         (["--set", "launch.image=a.sif"], 'launch.image = "a.sif"'),

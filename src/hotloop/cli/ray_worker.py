@@ -123,14 +123,20 @@ def train_as_worker(settings: dict[str, Any]) -> None:
 
 
 def _train(settings: dict[str, Any], stop: Path) -> None:
-    from hotloop.cli.main import unexpected
-    from hotloop.cli.progress import rank_observer, terminal_observer
+    """In this process, as `hotloop train` does in a rank's.
+
+    Raises:
+        HotloopError: what would come again.
+        RuntimeError: another rank is gone, or what may go better the next time.
+    """
     from hotloop.cli.train import set_environment, summary
-    from hotloop.train.observer import Event, Logged, Observer, Observers, Saved, Validated
 
     os.chdir(settings["directory"])
     set_environment()
     sys.path.append(settings["directory"])  # "module:name" in a job means the user's own files
+    from hotloop.cli.main import unexpected
+    from hotloop.cli.progress import rank_observer, terminal_observer
+    from hotloop.train.observer import Event, Logged, Observer, Observers, Saved, Validated
     from hotloop.train.patience import StopRequested
     from hotloop.train.training import train_job
     from hotloop.train.world import joined_world, peer_lost
