@@ -43,7 +43,7 @@ dir = "runs/line"
 [launch.environment]
 OMP_NUM_THREADS = "1"
 """
-SLOW = ("--set", "task.arguments.seconds=0.04")
+SLOW = ("--set", "task.arguments.seconds=0.08")
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +224,10 @@ def test_a_cancelled_job_and_a_node_that_is_taken_away_cost_nothing(
     assert json.loads((job.parent / "runs/line/result.json").read_text())["status"] == "preempted", "it has saved"
     assert len(starts(job.parent)) == 1
     wait_until(lambda: "second" in cluster.nodes(), "second node of Ray")
-    launched(hotloop, cluster.address, *SLOW, "--set", "launch.ray.max_failures=0")
-    wait_until(lambda: len(starts(job.parent)) == 2, "another start")
-    cluster.drain(cluster.node_of_workers())
+    with cluster.drainer() as drain:
+        launched(hotloop, cluster.address, *SLOW, "--set", "launch.ray.max_failures=0")
+        wait_until(lambda: len(starts(job.parent)) == 2, "another start")
+        drain()
     written = watched_to_the_end(hotloop, "line-2")
     assert status(hotloop, "line-2") == ("finished", ""), written
     assert "saved, as Ray drains" in written

@@ -76,23 +76,33 @@ class Cluster:
         done = self.call("-c", _NODES, self.address)
         return dict(line.split() for line in done.splitlines())
 
-    def node_of_workers(self) -> str:
-        """The one that all workers are on."""
-        names = {identity: name for name, identity in self.nodes().items()}
-        (used,) = set(self.call("-c", _WORKERS, self.web).split())
-        return names[used]
+    @contextmanager
+    def drainer(self) -> Iterator[Callable[[], None]]:
+        """What tells Ray that the machines of all workers are about to be taken away, at once when it is called."""
+        with subprocess.Popen(
+            [sys.executable, "-c", _DRAINER, self.address, self.web], text=True, env=self._environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdin
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
 
-    def drain(self, name: str) -> None:
-        """Tell Ray that a node is about to be taken away."""
-        self.call("-m", "ray.scripts.scripts", "drain-node", f"--address={self.address}",
-                  f"--node-id={self.nodes()[name]}", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot",
-                  "--deadline-remaining-seconds=120")  # fmt: skip
+            def drain() -> None:
+                out, _ = process.communicate("now\n", timeout=60)
+                assert out == "(True, '')\n"
+
+            yield drain
+            process.kill()
 
     def call(self, *words: str) -> str:
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60)
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, env=self._environment(), timeout=60
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
     def left(self) -> list[int]:
         """Processes of it, and of drivers that it has started."""
@@ -112,11 +122,18 @@ for node in ray.nodes():
         print(node["Labels"]["name"], node["NodeID"])
 """
 
-_WORKERS = """
-import sys
+_DRAINER = """
+import sys, time
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
 from ray.util.state import list_actors
-for actor in list_actors(sys.argv[1], filters=[("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")]):
-    print(actor.node_id)
+client = GcsClient(address=sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+workers = list_actors(sys.argv[2], filters=[("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")])
+for node in {worker.node_id for worker in workers}:
+    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    print(client.drain_node(node, reason, "spot", int((time.time() + 120) * 1000)))
 """
 
 

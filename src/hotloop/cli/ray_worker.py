@@ -23,7 +23,7 @@ from hotloop.core.machine import read_machine
 from hotloop.core.run import LAUNCHED
 from hotloop.launch.ray import launched_words
 
-_LOOK_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
 _TOGETHER_SECONDS = 5.0
 
 
