@@ -133,3 +133,12 @@ def test_code_blocks_name_commands_that_exist() -> None:
     for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]:
         for command in re.findall(r"^\$ (?:\.venv/bin/)?hotloop (\S+)", page.read_text(), re.MULTILINE):
             assert command in _COMMANDS, f"{page}: hotloop {command}"
+
+
+def test_what_ray_is_sent_is_as_its_page_says() -> None:
+    page = (REPOSITORY / "docs/launch-ray.md").read_text()
+    command = re.findall(r"^\$ hotloop (launch .* --dry-run)$", page, re.MULTILINE)[0]
+    sent = call(sys.executable, "-m", "hotloop", *command.split())
+    shown = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
+    assert "num_workers = 8" in shown
+    assert shown in sent
