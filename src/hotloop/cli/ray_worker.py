@@ -1,6 +1,5 @@
 """A rank that is a worker of Ray Train, and what the ranks tell the driver."""
 
-import logging
 import os
 import socket
 import sys
@@ -111,7 +110,6 @@ def train_as_worker(settings: dict[str, Any]) -> None:
                "LOCAL_RANK": context.get_local_rank(), "LOCAL_WORLD_SIZE": context.get_local_world_size()}  # fmt: skip
     os.environ.update({name: str(value) for name, value in numbers.items()})
     stop = Path(settings["folder"]) / "stop"
-    logging.getLogger("ray.train.v2").setLevel(logging.WARNING)  # it would write a line a report of each rank
     try:
         _check_paths(settings)
         with _draining_noticed(stop) if context.get_local_rank() == 0 else nullcontext():
