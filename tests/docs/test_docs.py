@@ -170,3 +170,12 @@ def taken(text: str) -> list[dict[str, Any]]:
     objects: list[dict[str, Any]] = list(yaml.safe_load_all(text))
     assert [problems(one) for one in objects] == [[]] * len(objects)
     return objects
+
+
+def test_what_ray_is_sent_is_as_its_page_says() -> None:
+    page = (REPOSITORY / "docs/launch-ray.md").read_text()
+    command = re.findall(r"^\$ hotloop (launch .* --dry-run)$", page, re.MULTILINE)[0]
+    sent = call(sys.executable, "-m", "hotloop", *command.split())
+    shown = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
+    assert "num_workers = 8" in shown
+    assert shown in sent

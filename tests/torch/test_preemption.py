@@ -190,6 +190,17 @@ def test_a_service_that_makes_no_sense_is_told_once_and_harms_nothing(server: Se
     assert "no notice of preemption can come from azure" in told[0]
 
 
+@pytest.mark.parametrize("first", ["stop", "notice"])
+def test_what_has_launched_a_run_says_why_it_stops(tmp_path: Path, first: str) -> None:
+    """Beside the user's own notice."""
+    files = {"stop_file": str(tmp_path / "stop"), "file": str(tmp_path / "notice")}
+    with Preemption("off", every_seconds=0.01, **files) as preemption:
+        assert not preemption.requested
+        (tmp_path / "part").write_text("cancelled")
+        (tmp_path / "part").rename(tmp_path / first)
+        assert requested(preemption) == {"stop": "cancelled", "notice": f"{tmp_path}/notice is there"}[first]
+
+
 def test_slurms_signal_is_a_notice_and_a_programs_own_handler_stays() -> None:
     with Preemption("off") as preemption:
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hotloop.launch.status import Status
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-_ENGINES = ("local", "slurm", "kubernetes")
+_ENGINES = ("local", "slurm", "kubernetes", "ray")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _root = click.option(
     "--root", default=".", type=click.Path(file_okay=False, path_type=Path),
@@ -166,6 +166,15 @@ def cancel(name: str, root: Path, as_json: bool) -> int:
     else:
         click.echo(f"{found.name} has ended already: {before.state}" if before.ended else f"{found.name} is to stop")
     return 0
+
+
+@launch.command("ray-driver", hidden=True, context_settings=_HELP)
+@click.argument("plan", type=click.Path(path_type=Path))
+def ray_driver(plan: Path) -> int:
+    """Run what a launch on Ray has planned; Ray, or the launch, starts this."""
+    from hotloop.cli.ray_driver import drive
+
+    return drive(plan)
 
 
 def _submit(engine: "Engine", requests: "Sequence[Request]", on: str) -> "list[Launch]":

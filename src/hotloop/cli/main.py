@@ -93,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(1)
     except OSError as error:
         known = error.errno in FIXES and error.filename
-        _fail(cannot_write(Path(error.filename), error, HotloopError) if known else _unexpected(error), debug)
+        _fail(cannot_write(Path(error.filename), error, HotloopError) if known else unexpected(error), debug)
     except Exception as error:
-        _fail(_unexpected(error), debug)
+        _fail(unexpected(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -117,7 +117,7 @@ def _usage(error: click.UsageError) -> HotloopError:
     return InputError(error.format_message(), f"usage: {usage}", f"{command} --help")
 
 
-def _unexpected(error: Exception) -> HotloopError:
+def unexpected(error: Exception) -> HotloopError:
     """An error that is not hotloop's own: most often from the user's code, so it says where it was raised."""
     frame = error.__traceback__
     while frame and frame.tb_next:

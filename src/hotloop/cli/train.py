@@ -173,7 +173,7 @@ def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
             if as_json:
                 click.echo(json.dumps(plain({"run": str(run.directory), **asdict(result)})))
             else:
-                click.echo(_summary(file, run, result, fixed=job.run.dir is not None))
+                click.echo(summary(file, run, result, fixed=job.run.dir is not None))
         return 0 if world.folder else code  # else the agent that has started this rank would take it for lost
 
 
@@ -207,7 +207,13 @@ def _speed(result: Result) -> str:
     return ", ".join(parts)
 
 
-def _summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
+def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
+    """What came out of a run, in a few lines.
+
+    Args:
+        file: the job's.
+        fixed: whether the job names its run.dir.
+    """
     here = Path.cwd()
     directory = run.directory.relative_to(here) if run.directory.is_relative_to(here) else run.directory
     figures = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())

@@ -364,6 +364,22 @@ class KubernetesSection(Section):
     )
 
 
+class RaySection(Section):
+    """On Ray."""
+
+    address: str = Field(
+        "",
+        description="http://HEAD:8265, HEAD:6379, local: one for this job; empty: RAY_ADDRESS, else one that is here",
+    )
+    max_failures: Annotated[int, Field(strict=True, ge=-1)] = Field(
+        3, description="how often the workers are started again after one was lost; -1: always"
+    )
+    autoscaling: bool = Field(False, description="the cluster grows when asked: more than it has now is no error")
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict, description='more of what Ray prepares for the workers: { pip = ["hotloop[train]"] }'
+    )
+
+
 class LaunchSection(Section):
     """Where `hotloop launch` starts it. Each engine restarts it after an interruption, until it has finished."""
 
@@ -385,6 +401,7 @@ class LaunchSection(Section):
     topology_file: str = Field("", description="for NCCL, where machines do not tell how they are built")
     slurm: SlurmSection = Field(default_factory=lambda: SlurmSection())
     kubernetes: KubernetesSection = Field(default_factory=lambda: KubernetesSection())
+    ray: RaySection = Field(default_factory=lambda: RaySection())
 
 
 class Job(Section):

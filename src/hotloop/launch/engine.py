@@ -85,6 +85,7 @@ ENGINES = {
     "local": "hotloop.launch.local:Local",
     "slurm": "hotloop.launch.slurm:Slurm",
     "kubernetes": "hotloop.launch.kubernetes.engine:Kubernetes",
+    "ray": "hotloop.launch.ray:Ray",
 }
 """Name -> where it is; imported when it is asked for."""
 

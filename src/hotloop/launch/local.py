@@ -1,16 +1,13 @@
 """This machine: a process of its own that outlives the terminal."""
 
 import os
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.machine import Machine, read_machine
 from hotloop.core.units import count
+from hotloop.launch.detached import is_alive, start_detached, terminate
 from hotloop.launch.ending import first_error, read_end
 from hotloop.launch.engine import Document, read_log
 from hotloop.launch.record import Launch
@@ -63,13 +60,7 @@ class Local:
         request = requests[0]
         script = request.folder / "launch.sh"
         write_atomic(script, self.documents(requests)[0].text)
-        with (request.folder / "log.txt").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own script
-                ["/bin/bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        write_atomic(request.folder / "process", f"{process.pid} {_started(process.pid)}\n")
-        process.returncode = 0  # it is not ours to wait for: it goes on after this command
-        return [str(process.pid)]
+        return [start_detached(["/bin/bash", str(script)], request)]
 
     def status(self, launch: Launch) -> Status:
         """By its process and what that has left."""
@@ -77,7 +68,7 @@ class Local:
             return end
         if launch.host != os.uname().nodename:
             return Status("lost", f"it was started on {launch.host}, and can be asked there")
-        if _is_alive(launch):
+        if is_alive(launch):
             return Status("running", hosts=launch.host, starts=1)
         return read_end(launch) or Status("lost", first_error(launch) or "its process is gone", starts=1)
 
@@ -87,21 +78,4 @@ class Local:
 
     def cancel(self, launch: Launch) -> None:
         """SIGTERM: it saves and stops."""
-        if _is_alive(launch):
-            with suppress(ProcessLookupError):
-                os.kill(int(launch.id), signal.SIGTERM)
-
-
-def _is_alive(launch: Launch) -> bool:
-    """Whether its process is there, and is no other one that has taken its number since."""
-    file = Path(launch.folder) / "process"
-    return file.exists() and bool(begun := _started(int(launch.id))) and file.read_text().split()[1:] == [begun]
-
-
-def _started(pid: int) -> str:
-    """When a process was started, in clock ticks since the machine was; empty if there is none, or its end is seen."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+        terminate(launch)

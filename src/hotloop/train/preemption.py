@@ -15,7 +15,7 @@ from hotloop.train.notices import Look, looks
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
-_RANKS_SECONDS, _GRACE_SECONDS = 0.2, 1.0
+_RANKS_SECONDS, _STOP_SECONDS, _GRACE_SECONDS = 0.2, 0.5, 1.0
 
 
 class Preemption:
@@ -35,6 +35,7 @@ class Preemption:
         warn: told once if the service does not answer.
         ranks_folder: of a rank that `hotloop train` has started: a file "stop" in it, which holds the reason, is the
             notice. SIGTERM without such a file means to end at once: what starts ranks ends all when one is lost.
+        stop_file: of what has launched the run; once it exists, what it holds is the notice. Looked at twice a second.
 
     Raises:
         InputError: there is no such cloud.
@@ -42,7 +43,7 @@ class Preemption:
 
     def __init__(
         self, cloud: str = "auto", address: str = "", file: str = "", every_seconds: float = 5.0,
-        warn: Callable[[str], None] = lambda text: None, ranks_folder: str = "",
+        warn: Callable[[str], None] = lambda text: None, ranks_folder: str = "", stop_file: str = "",
     ) -> None:  # fmt: skip
         self._reason = ""
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
@@ -51,15 +52,21 @@ class Preemption:
         self._every_seconds = every_seconds
         self._is_rank, self._told = False, 0.0
         self._heard: tuple[int, int] | None = None
+        if stop_file:
+            self._look_often(Path(stop_file), _STOP_SECONDS)
         if ranks_folder:
-            seldom = {name: _seldom(look, every_seconds) for name, look in self._looks.items()}
-            self._looks = {"stop": partial(_read, Path(ranks_folder) / "stop"), **seldom}
+            self._look_often(Path(ranks_folder) / "stop", _RANKS_SECONDS)
             self._signals = (signal.SIGUSR1, signal.SIGTERM)
             self._is_rank = True
-            self._every_seconds = min(every_seconds, _RANKS_SECONDS)
         self._warn = warn
         self._end = threading.Event()
         self._watcher: threading.Thread | None = None
+
+    def _look_often(self, stop: Path, seconds: float) -> None:
+        """At a file whose text is the notice; at everything else as seldom as before."""
+        seldom = {name: _seldom(look, self._every_seconds) for name, look in self._looks.items()}
+        self._looks = {str(stop): partial(_read, stop), **seldom}
+        self._every_seconds = min(self._every_seconds, seconds)
 
     @property
     def requested(self) -> str:

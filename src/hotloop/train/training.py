@@ -49,7 +49,7 @@ from hotloop.train.world import ALONE, World, in_teams, peer_lost
 
 def train_job(
     job: Job, machine: Machine, observer: Observer, resume: str = "auto", now: datetime | None = None,
-    world: World = ALONE,
+    world: World = ALONE, stop_file: str = "",
 ) -> tuple[Run, Result]:  # fmt: skip
     """Train what a job asks for.
 
@@ -63,6 +63,7 @@ def train_job(
             path continues a checkpoint or a run.
         now: names a new run; the current time without it.
         world: the processes that train together; each calls this with the same job, and the first one writes the run.
+        stop_file: of what has launched the run: once it exists, the run saves and stops, as what it holds asks.
 
     Returns:
         The run and its result, "finished" or "preempted".
@@ -77,7 +78,9 @@ def train_job(
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)
         asked = job.preemption
-        watching = Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder)
+        watching = Preemption(
+            asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file
+        )
         preemption = stack.enter_context(watching)
         ready = prepare(job, machine, observer.warn, world)
         other = resume not in ("auto", "never") and world.first

@@ -1,0 +1,45 @@
+"""A process on this machine that outlives the command which has started it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hotloop.core.files import write_atomic
+from hotloop.launch.record import Launch
+from hotloop.launch.request import Request
+
+
+def start_detached(command: Sequence[str], request: Request) -> str:
+    """Start a program that writes into the launch's log; its process number."""
+    with (request.folder / "log.txt").open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    write_atomic(request.folder / "process", f"{process.pid} {_started(process.pid)}\n")
+    process.returncode = 0  # it is not ours to wait for: it goes on after this command
+    return str(process.pid)
+
+
+def is_alive(launch: Launch) -> bool:
+    """Whether its process is there, and is no other one that has taken its number since."""
+    file = Path(launch.folder) / "process"
+    return file.exists() and bool(begun := _started(int(launch.id))) and file.read_text().split()[1:] == [begun]
+
+
+def terminate(launch: Launch) -> None:
+    """Send it SIGTERM, if it is there."""
+    if is_alive(launch):
+        with suppress(ProcessLookupError):
+            os.kill(int(launch.id), signal.SIGTERM)
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in clock ticks since the machine was; empty if there is none, or its end is seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
