@@ -123,6 +123,8 @@ _SECRET_NAME = re.compile(
 )
 _HARMLESS = re.compile(r"|[\d.]+|true|false|yes|no|on|off|auto|[~./$].*", re.IGNORECASE)
 """Of such a name: numbers, switches, paths, references to other variables."""
+_REFERENCES = ("launch.kubernetes.secrets.", "launch.kubernetes.pull_secret")
+"""Keys that hold names of secrets."""
 _GIVEN = re.compile(r"([A-Za-z_]\w*)=(['\"]?)([^\s'\"]+)\2")
 """NAME=VALUE in a line for a shell."""
 _SECRET = re.compile(
@@ -139,6 +141,8 @@ def check_secrets(job: Job) -> None:
         given = [(key.rpartition(".")[2], value)]
         if key in ("launch.setup", "launch.slurm.options"):
             given += [(name, inner) for name, _, inner in _GIVEN.findall(value)]
+        if key.startswith(_REFERENCES):
+            continue
         named = any(_SECRET_NAME.search(name) and not _HARMLESS.fullmatch(inner) for name, inner in given)
         if named or _SECRET.search(value):
             raise InputError(
