@@ -154,8 +154,6 @@ def test_what_is_cancelled_saves_and_does_not_come_back(
 ) -> None:
     number = launched(hotloop)
     wait_until(lambda: has_saved(job.parent), "a checkpoint")
-    done = hotloop("launch", "job.toml", "--on", "slurm", expect=2)
-    assert "runs/line is in use" in done.err
     if by == "hotloop":
         assert "line is to stop" in hotloop("launch", "cancel", "line", expect=0).out
     else:
@@ -191,6 +189,8 @@ def test_a_job_that_waits_is_cancelled_too(hotloop: Command, job: Path, cluster:
     number = json.loads(done.out)["id"]
     stand = json.loads(hotloop("launch", "status", number, "--json", expect=0).out)
     assert (stand["state"], stand["reason"]) == ("waiting", "JobHeldUser")
+    done = hotloop("launch", "job.toml", "--on", "slurm", expect=2)
+    assert "runs/line is in use" in done.err
     hotloop("launch", "cancel", number, expect=0)
     assert state(hotloop, number) == "cancelled"
     assert "has ended already" in hotloop("launch", "cancel", number, expect=0).out
