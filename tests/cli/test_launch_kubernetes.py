@@ -346,7 +346,7 @@ def test_what_can_be_known_is_said_before_anything_is_sent(
     assert what in lines[0]
     assert fix in lines[2]
     assert [one for one in cluster.requests if one.startswith("POST") and "reviews" not in one] == []
-    assert not list(tmp_path.glob("runs/.launch/*"))
+    assert not list(tmp_path.glob("runs/.launch/*/"))
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_what_the_cluster_refuses_leaves_nothing(
     assert what in lines[0]
     assert cause in lines[1]
     assert made(cluster) == before
-    assert not list(tmp_path.glob("runs/.launch/*"))
+    assert not list(tmp_path.glob("runs/.launch/*/"))
 
 
 def test_a_jobset_that_is_too_old_is_said(hotloop: Command, cluster: Cluster) -> None:

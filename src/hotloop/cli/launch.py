@@ -179,6 +179,7 @@ def ray_driver(plan: Path) -> int:
 
 def _submit(engine: "Engine", requests: "Sequence[Request]", on: str) -> "list[Launch]":
     """Hand them over; nothing is left if the engine refuses them."""
+    from hotloop.launch.process import NoAnswer
     from hotloop.launch.record import Launch, claim, keep, one_at_a_time
 
     engine.check(requests[0])
@@ -187,7 +188,9 @@ def _submit(engine: "Engine", requests: "Sequence[Request]", on: str) -> "list[L
         claimed = [claim(request) for request in requests]
         try:
             identities = engine.submit(claimed)
-        except InputError:  # in any other case it may have taken them
+        except NoAnswer:
+            raise
+        except HotloopError:
             for request in claimed:
                 shutil.rmtree(request.folder)
             raise

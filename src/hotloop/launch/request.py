@@ -148,7 +148,7 @@ def check_secrets(job: Job) -> None:
             raise InputError(
                 f"{key} looks like a secret",
                 "a job is written into files that others may read",
-                "export it in your shell, whose variables go along; on Kubernetes name a secret",
+                "export it in your shell, whose variables go along; or name a secret in launch.kubernetes.secrets",
             )
 
 
