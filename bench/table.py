@@ -201,6 +201,16 @@ def explain(result: dict[str, Any]) -> tuple[str, str]:
     return "`hotloop explain`: the first cause is the one named", text
 
 
+def doctor_deep(result: dict[str, Any]) -> tuple[str, str]:
+    shares = [share for name, share in result["of_by_hand"].items() if "pageable" not in name]
+    warnings = sum(one["level"] != "note" for one in result["findings"])
+    text = (
+        f"{result['seconds']:.0f} s for {result['gpus']} GPUs; rates {min(shares):.2f} to {max(shares):.2f} of those "
+        f"measured by hand; {warnings} findings on a healthy machine"
+    )
+    return "`hotloop doctor --deep`: kernels, matrices, copies, links, disks", text
+
+
 def tune(result: dict[str, Any]) -> tuple[str, str]:
     text = (
         f"{result['from_best']:.1%} from the best of {result['combinations']}, at {result['cost']:.0%} of a grid's cost"
@@ -222,6 +232,7 @@ ROWS = {
     "any_script_cuda": any_script,
     "any_script_cpu": any_script,
     "tune_cpu": tune,
+    "doctor_deep": doctor_deep,
     "explain": explain,
     "demo_epoch": demo_epoch,
     "first_batch": first_batch,
