@@ -1,0 +1,318 @@
+"""What each process that trains says of itself, in a small file of its own, for whoever watches the machine.
+
+A step costs a look at the clock; a file is written once a second at most. Figures that grow are totals since the process
+began, so nothing is lost while nobody reads. What is written here is read by people's own processes: by name, size,
+owner and content it is checked again. Imports the standard library alone, as scripts run in environments of their own.
+"""
+
+import json
+import math
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FOLDER = "HOTLOOP_LIVE"
+"""The environment variable that names the folder; "off": nothing is written."""
+_SHARED = Path("/run/hotloop")
+"""Made by an administrator for exporters that see all users' trainings: install -d -m 1777 /run/hotloop"""
+_FORMAT = 1
+_SECONDS = 1.0
+_MOST_BYTES, _MOST_METRICS, _MOST_CHARACTERS = 64 * 1024, 64, 200
+_MOST_FILES = 4096
+_SILENT_SECONDS = 3600.0
+"""A process that cannot be asked for, as it lives in another container, is taken to be gone after so long."""
+PHASES = ("starting", "loading", "step", "validating", "saving", "ending")
+
+
+@dataclass(frozen=True)
+class Live:
+    """One process that trains. Times at which something was are seconds since 1970.
+
+    Attributes:
+        pid, started: the process: its number, and when it began, in the kernel's ticks, as numbers are used again.
+        namespace: of process numbers, as the kernel names it.
+        way: what published it: "train", "run", "profile" or "library".
+        job: a name for people: the run directory's, or the script's.
+        run: the run's directory; "" for a script.
+        rank, ranks: its number among the processes that train together, and how many there are.
+        gpu: the UUID of the card that it trains on; "" on a CPU.
+        restarts: how often the run was started again.
+        begun: when this process began to train.
+        phase: one of `PHASES`.
+        heartbeat: when something was last done: a step, a batch of a validation, a save.
+        step: of the run.
+        steps, step_seconds, wait_seconds, samples: of this process: how many steps it has done, how long they took by
+            the clock, for how long of that they waited for data, and how many samples they had.
+        loss, learning_rate: of the last logged step; None before.
+        memory_bytes: allocated on the card, or resident on a CPU, at the most.
+        metrics: the user's own, and a validation's.
+        saves, save_seconds, stalled_seconds, saved: checkpoints that this process has written: how many, how long the
+            last one took until it was whole, for how long training waited for all of them, when the last was whole.
+        save_every_seconds: that checkpoints are apart, as planned; 0 where that is not by the clock.
+    """
+
+    pid: int
+    started: int
+    namespace: int
+    way: str
+    job: str
+    run: str = ""
+    rank: int = 0
+    ranks: int = 1
+    gpu: str = ""
+    restarts: int = 0
+    begun: float = 0.0
+    phase: str = "starting"
+    heartbeat: float = 0.0
+    step: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    samples: int = 0
+    loss: float | None = None
+    learning_rate: float | None = None
+    memory_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    saves: int = 0
+    save_seconds: float = 0.0
+    stalled_seconds: float = 0.0
+    saved: float = 0.0
+    save_every_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look into the folder found.
+
+    Attributes:
+        processes: that train now, in order of job and rank.
+        ignored: files that were left out, by reason: "foreign", "damaged" or "ended".
+    """
+
+    processes: tuple[Live, ...]
+    ignored: dict[str, int]
+
+
+def live_folder() -> Path | None:
+    """Where processes of this user publish; None if they are not to."""
+    asked = os.environ.get(FOLDER, "")
+    if asked == "off":
+        return None
+    if asked:
+        return Path(asked)
+    if os.access(_SHARED, os.W_OK | os.X_OK):
+        return _SHARED
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        return Path(runtime) / "hotloop"
+    return Path(tempfile.gettempdir()) / f"hotloop-{os.getuid()}"
+
+
+class Publisher:
+    """Publishes this process. Figures are set as attributes, by the names of `Live`, and written at the next beat.
+
+    What cannot be written is not: a training never fails for those who watch it.
+
+    Args:
+        folder: None: nothing is written.
+        who: what of `Live` stays as it is.
+    """
+
+    def __init__(
+        self, folder: Path | None, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
+        **who: Any,
+    ) -> None:  # fmt: skip
+        self._clock, self._now = clock, now
+        pid = os.getpid()
+        self._live: dict[str, Any] = {
+            "format": _FORMAT, **asdict(Live(pid, _started(pid) or 0, _namespace(), way="", job="")),
+            "begun": now(), "heartbeat": now(), **who,
+        }  # fmt: skip
+        self._due = 0.0
+        self._last = 0.0
+        self._file = folder / f"{pid}-{self._live['started']}.json" if folder and _opened(folder) else None
+        self._pid = pid
+        if folder and self._file:
+            _remove_ended(folder)
+            self.write()
+
+    def beat(self, step: int | None = None) -> None:
+        """Something was done; about 0.1 µs, and 0.1 ms once a second."""
+        now = self._last = self._clock()
+        if step is not None:
+            self._live["step"] = step
+        if now >= self._due:
+            self._due = now + _SECONDS
+            self._live["heartbeat"] = self._now()
+            self.write()
+
+    def stepped(self, seconds: float, waited: float, samples: int = 0, steps: int = 1) -> None:
+        """Add what steps took; does not beat."""
+        live = self._live
+        live["steps"] += steps
+        live["step_seconds"] += seconds
+        live["wait_seconds"] += waited
+        live["samples"] += samples
+
+    def saved(self, seconds: float, stalled: float) -> None:
+        """A checkpoint is whole."""
+        self._live["saves"] += 1
+        self._live["stalled_seconds"] += stalled
+        self.set(save_seconds=seconds, saved=self._now())
+
+    def set(self, **figures: Any) -> None:
+        """Set figures by their names in `Live`."""
+        self._live.update(figures)
+
+    def enter(self, phase: str) -> None:
+        """A phase has begun: written at once."""
+        self._live["phase"] = phase
+        self._live["heartbeat"] = self._now()
+        self.write()
+
+    def note(self, metrics: dict[str, float]) -> None:
+        """Keep metrics of the user's, the newest of each name."""
+        known: dict[str, float] = self._live["metrics"]
+        for name, value in metrics.items():
+            if name in known or len(known) < _MOST_METRICS:
+                known[name] = float(value)
+
+    def write(self) -> None:
+        """Write the file now."""
+        if self._file and os.getpid() == self._pid:
+            part = self._file.with_suffix(".part")
+            with suppress(OSError, ValueError):  # a full disk, a metric that JSON cannot hold
+                part.write_text(json.dumps(self._live))
+                part.replace(self._file)
+
+    def close(self) -> None:
+        """Take the file away: this process trains no more. A child that was forked has none."""
+        if self._file and os.getpid() == self._pid:
+            with suppress(OSError):
+                self._file.unlink()
+                self._file.with_suffix(".part").unlink(missing_ok=True)
+        self._file = None
+
+
+def read_live(folder: Path, proc: Path = Path("/proc"), now: Callable[[], float] = time.time) -> Seen:
+    """The processes that train now. Costs about 30 µs a file; never raises for what a file holds."""
+    found, ignored = [], {"foreign": 0, "damaged": 0, "ended": 0}
+    for file in _files(folder):
+        try:
+            live = _read(file, proc)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            if file.exists():  # and has not just ended
+                ignored["damaged"] += 1
+            continue
+        if live is None:
+            ignored["foreign"] += 1
+        elif _is_alive(live, file, proc, now):
+            found.append(live)
+        else:
+            ignored["ended"] += 1
+    return Seen(tuple(sorted(found, key=lambda live: (live.job, live.run, live.rank, live.pid))), ignored)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".json")]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)[:_MOST_FILES]]
+
+
+def _read(file: Path, proc: Path) -> Live | None:
+    """What a file holds; None if it belongs to somebody else than the process does."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as opened:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:
+            raise ValueError("no file of ours")
+        if os.geteuid() not in (0, state.st_uid):
+            return None
+        content = json.loads(opened.read(_MOST_BYTES))
+    live = _live(content)
+    with suppress(OSError):
+        if live.namespace == _namespace(proc) and (proc / str(live.pid)).stat().st_uid != state.st_uid:
+            return None
+    return live
+
+
+def _live(content: dict[str, Any]) -> Live:
+    """Checked, and cut to size.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    if content["format"] != _FORMAT:
+        raise ValueError("of another version")
+    values: dict[str, Any] = {}
+    for one in fields(Live):
+        value = content[one.name]
+        if one.type in (int, float) or (value is not None and one.type == float | None):
+            kind = int if one.type is int else float
+            values[one.name] = kind(value) if isinstance(value, int | float) and math.isfinite(value) else None
+            if values[one.name] is None and one.type in (int, float):
+                raise ValueError(f"{one.name} is no number")
+        elif one.type is str:
+            values[one.name] = _words(value)
+        elif value is not None:
+            numbers = [(name, float(each)) for name, each in value.items() if isinstance(each, int | float)]
+            values[one.name] = {_words(name): each for name, each in numbers[:_MOST_METRICS]}
+    return Live(**values)
+
+
+def _words(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_CHARACTERS])
+
+
+def _is_alive(live: Live, file: Path, proc: Path, now: Callable[[], float]) -> bool:
+    if live.namespace == _namespace(proc):
+        return _started(live.pid, proc) == live.started
+    with suppress(OSError):
+        return abs(now() - file.stat().st_mtime) < _SILENT_SECONDS
+    return False
+
+
+def _started(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """When a process began, in ticks since the machine did; None if there is none, or it is dead and not yet waited for."""
+    try:
+        state, *others = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(others[18])
+
+
+def _namespace(proc: Path = Path("/proc")) -> int:
+    try:
+        return (proc / "self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _opened(folder: Path) -> bool:
+    """Whether the folder is there, made if need be, and nobody else can put something in its place."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.lstat()
+    except OSError:
+        return False
+    shared = state.st_uid == 0 and state.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(state.st_mode) and bool(state.st_uid == os.getuid() or shared)
+
+
+def _remove_ended(folder: Path) -> None:
+    """What processes of this user have left that were killed."""
+    for file in _files(folder):
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            if file.stat().st_uid == os.getuid():
+                live = _read(file, Path("/proc"))
+                if live and not _is_alive(live, file, Path("/proc"), time.time):
+                    file.unlink()
