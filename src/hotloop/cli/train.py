@@ -70,8 +70,9 @@ def train(
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
     if (number := _processes(job, nnodes)) > 1 or nnodes > 1:
-        from hotloop.train.elastic import ONE, Nodes, train_in_ranks
+        from hotloop.train.elastic import train_in_ranks
         from hotloop.train.gpus import answering_gpus
+        from hotloop.train.machines import ONE, Nodes
         from hotloop.train.world import team_size
 
         command = _command(file, overrides, resume, settings, as_json)
@@ -107,6 +108,8 @@ def set_environment() -> None:
     # By default OpenMP's threads spin at the end of each loop until the last is done, which takes the processor from
     # whatever else runs (bench/contention.py).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # torch warns of each lost connection with thirty lines of C++ frames; hotloop says it in one.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Queues to the GPU. The JPEG engines have a stream for each image; of trainings that used them with the default, 8,
     # 5 in 20 were slow from beginning to end, with 32 none of 4 (bench/jpeg_to_gpu.py, 8 processors, H200).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
