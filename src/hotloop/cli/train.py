@@ -146,11 +146,14 @@ def _tell(text: str) -> None:
 def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
     """Train in this process."""
     from hotloop.cli.progress import rank_observer, terminal_observer
+    from hotloop.train.numa import bind
     from hotloop.train.patience import StopRequested
     from hotloop.train.training import train_job
     from hotloop.train.world import BY_OTHERS, PEER_LOST, joined_world, peer_lost
 
     with joined_world(job.device, job.ranks.timeout.amount) as world:
+        if world.local_size > 1 and job.device != "cpu" and (bound := bind(world.local_rank, world.local_size)):
+            _tell(bound)
         try:
             with standard_output_to_error() if as_json else nullcontext():
                 observer = terminal_observer() if world.first else rank_observer(world.rank)
