@@ -28,6 +28,7 @@ processes = 2
 OMP_NUM_THREADS = "1"
 """,
 )
+pytestmark = pytest.mark.ray
 SLOW = ("--set", "task.arguments.seconds=0.08")
 
 

@@ -20,6 +20,7 @@ gpus = 4
 OMP_NUM_THREADS = "1"
 """,
 )
+pytestmark = pytest.mark.slurm
 SLOW = ["--set", "task.arguments.seconds=0.05"]
 
 
