@@ -1,8 +1,8 @@
 """What checkpoints cost a training: for how long it waits for each, and its speed with them against without.
 
 Llama 3's 8B shapes with Adam on all GPUs of one host (FSDP2, bf16, one sequence of 8,192 tokens on each), a checkpoint
-of 96 GB every 40 steps (`--every`), written beside the training. Speed is by the clock over the same steps of both runs, saves
-included.
+of 96 GB every 40 steps (`--every`), written beside the training. Speed is by the clock over the same steps of both
+runs, saves included.
 
 Goals: it waits at most 0.3 s; 0.99 of the tokens/s.
 """
