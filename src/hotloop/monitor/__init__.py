@@ -1,0 +1,1 @@
+"""What watches machines and trainings: the exporter of metrics. Imports no torch."""
