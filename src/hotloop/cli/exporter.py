@@ -112,7 +112,6 @@ def _serve(metrics: "Metrics", address: tuple[str, int], web: "Web | None") -> N
     """Until a signal comes."""
     from hotloop.monitor.server import Server
 
-    _warn(address[0], web)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -121,6 +120,7 @@ def _serve(metrics: "Metrics", address: tuple[str, int], web: "Web | None") -> N
     except OSError as error:
         what = f"cannot listen on {address[0]} port {address[1]}"
         raise InputError(what, error.strerror or str(error), "--port 0 takes a free one, or --listen") from None
+    _warn(address[0], web)
     with server:
         thread = threading.Thread(target=server.serve_forever, name="server")
         thread.start()
