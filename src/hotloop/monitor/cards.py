@@ -42,6 +42,7 @@ class Cards:
                 return CardsReading(failures=int(error.value != self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND))
             except (OSError, TimeoutError):
                 return CardsReading(failures=1)
+            self._start.close()
             readers = [CardReader(self._nvml, index, self._user_of) for index in range(count)]
             self._readers = [(reader, Limited(reader.read, f"card {index}")) for index, reader in enumerate(readers)]
             self._xids = Xids(self._nvml, count)
@@ -52,7 +53,10 @@ class Cards:
         return CardsReading(self._driver, cards, sum(not card.answers for card in cards))
 
     def close(self) -> None:
-        """End the thread that waits for errors. The driver's resources end with the process."""
+        """End all threads that do not hang. The driver's resources end with the process."""
+        for _, limited in self._readers:
+            limited.close()
+        self._start.close()
         if self._xids:
             self._xids.close()
 

@@ -22,5 +22,5 @@ class ThisHost:
         return jobs_here()
 
     def close(self) -> None:
-        """End the thread that waits for errors."""
+        """End the threads that read cards."""
         self._cards.close()

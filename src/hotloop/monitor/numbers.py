@@ -15,9 +15,11 @@ _BLANK = (
 
 def known(value: Any) -> Any:
     """The number; None for "not available", "not found" and the like, which drivers and DCGM give as huge ones."""
-    if value is None or not math.isfinite(value) or any(low <= value <= high for low, high in _BLANK):
+    if value is None or not math.isfinite(value):
         return None
-    return value
+    if value < _BLANK[0][0]:  # nearly all
+        return value
+    return None if any(low <= value <= high for low, high in _BLANK) else value
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -24,6 +24,9 @@ _CLIENTS = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 _FIX = "see docs/exporter.md; hotloop exporter --help"
+_HASH = (
+    "python -c 'import bcrypt, getpass as g; print(bcrypt.hashpw(g.getpass().encode(), bcrypt.gensalt(10)).decode())'"
+)
 
 
 class _Part(BaseModel):
@@ -126,7 +129,7 @@ def read_web_config(path: Path) -> WebConfig:
         where = ".".join(map(str, first["loc"]))
         fix = _FIX
         if where.startswith("basic_auth_users."):
-            fix = "htpasswd -nBC 10 NAME prints a name and its hash"
+            fix = _HASH
         elif where.endswith("min_version"):
             fix = "min_version: TLS13"
         # Without the value: it may be a password.
