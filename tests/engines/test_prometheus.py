@@ -1,6 +1,7 @@
 """A real Prometheus takes what the exporter serves, by TLS and a password, and loses nothing when it restarts."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from hotloop.core.live import Publisher
 
 MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+PAGE = Path(__file__).parents[2] / "docs/exporter.md"
 PATIENCE_SECONDS = 60.0
 
 
@@ -94,8 +96,8 @@ def test_prometheus_takes_every_series_of_the_demo(tmp_path: Path) -> None:
                 " and on (job_name) hotloop_job_info"
             )
             assert [one["metric"]["job_name"] for one in joined] == ["imagenet-resnet50"]
-            by_card = "hotloop_job_info * on (uuid) group_left (name) hotloop_gpu_info"
-            assert len(watching.wait_for(by_card)) == 8
+            queries = re.findall(r"```promql\n(.*?)```", PAGE.read_text(), re.DOTALL)[0].split("\n\n")
+            assert [len(watching.wait_for(query)) for query in queries] == [8, 8], "each of the eight processes"
 
 
 @pytest.mark.skipif(bool(no_openssl()), reason=no_openssl())

@@ -189,6 +189,13 @@ def test_a_host_without_a_driver_has_no_cards_until_there_is_one(
     assert len(cards.read().cards) == 1
 
 
+def test_a_card_of_which_pynvml_makes_nothing_costs_its_own_figures_alone(read: Callable[..., Cards]) -> None:
+    nvml = FakeNvml(FakeCard(working(0)), FakeCard(working(1)))
+    nvml.cards[0].answers["nvmlDeviceGetName"] = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    reading = read(nvml).read()
+    assert ([card.answers for card in reading.cards], reading.failures) == ([False, True], 1)
+
+
 def test_errors_of_cards_are_counted_by_card(read: Callable[..., Cards]) -> None:
     nvml = FakeNvml(FakeCard(working(0)), FakeCard(working(1)))
     cards = read(nvml)

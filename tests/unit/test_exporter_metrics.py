@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -181,6 +182,27 @@ def test_of_two_processes_with_the_same_names_the_one_heard_of_last_counts(tmp_p
     assert reading.ignored == {"foreign": 0, "damaged": 1, "ended": 0, "duplicate": 2}
     metrics = Metrics(Given(*reading.jobs, ignored=dict(reading.ignored)))
     assert value(metrics, "hotloop_exporter_jobs_ignored", reason="duplicate") == 2
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*vars(LIVE), "format"]), ANY, max_size=4), ANY)
+@example({"metrics": []}, None)
+@example({"metrics": {"a": 10**400}}, None)
+@example({"step": 10**400, "metrics": None}, [])
+def test_whatever_a_file_holds_the_others_are_read(changes: dict[str, object], whole: object) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        publish(Path(name), "good", pid=1)
+        publish(Path(name), "odd", **{"job": "odd", **changes})
+        (Path(name) / "none.json").write_text(json.dumps(whole))
+        found = read_jobs(Path(name))
+    assert LIVE.job in {live.job for live in found.jobs}
+    assert samples(Metrics(Given(*found.jobs)))
 
 
 def test_a_process_is_seen_as_long_as_it_trains(tmp_path: Path) -> None:

@@ -207,7 +207,8 @@ class CardReader:
             return {"mig": "" if current is None else "off"}
         places = range(self._ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
         parts = [(place, self._ask("nvmlDeviceGetMigDeviceHandleByIndex", place)) for place in places]
-        return {"mig": "on", "instances": tuple(self._instance(*part) for part in parts if part[1] is not None)}
+        instances = [self._instance(*part) for part in parts if part[1] is not None]
+        return {"mig": "on", "instances": tuple(one for one in instances if one.uuid)}
 
     def _instance(self, number: int, handle: Any) -> Instance:
         whole, self._handle = self._handle, handle

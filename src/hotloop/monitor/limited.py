@@ -12,7 +12,7 @@ class Limited(Generic[T]):
     """One call, made again and again on a thread of its own.
 
     A thread that hangs in the driver cannot be ended: it is left, does not hold up the end of the process, and until it
-    comes back nothing more is asked of it. It stays between calls, as a new one each time costs more than reading a card.
+    comes back nothing more is asked of it. It stays between calls: a new one each time costs more than a short call.
     """
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
