@@ -1,1 +1,1 @@
-"""What watches machines and trainings: the exporter of metrics. Imports no torch."""
+"""Watching trainings: what is told to Prometheus and Grafana. Imports no torch."""
