@@ -79,6 +79,14 @@ def test_a_card_that_answers_everything(read: Callable[..., Cards]) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("told", "total"), [((0, 1, 2), 6144), ((0, 1), None), ((), None)])
+def test_links_that_are_told_of_one_by_one_are_added(
+    told: tuple[int, ...], total: int | None, read: Callable[..., Cards]
+) -> None:
+    fields = {(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, link): link + 1 for link in told}
+    assert only(read(FakeNvml(FakeCard(working(0), fields)))).nvlink_receive_bytes == total
+
+
 @pytest.mark.parametrize("without", [*working(0)])
 def test_what_a_card_does_not_tell_is_none_and_the_rest_is_there(without: str, read: Callable[..., Cards]) -> None:
     whole = read(FakeNvml(FakeCard(working(0))))

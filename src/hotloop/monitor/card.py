@@ -167,14 +167,21 @@ class CardReader:
             return {}
         nvml = self._nvml
         states = [self._ask("nvmlDeviceGetNvLinkState", link) for link in self._links]
-        received = scaled(self._field(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS), 1024)
-        sent = scaled(self._field(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS), 1024)
         return {
             "nvlinks": len(states),
             "nvlinks_active": sum(state == 1 for state in states),
-            "nvlink_receive_bytes": received,
-            "nvlink_transmit_bytes": sent,
+            "nvlink_receive_bytes": self._over_links(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+            "nvlink_transmit_bytes": self._over_links(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
         }
+
+    def _over_links(self, field: int) -> float | None:
+        """Bytes of all links, of which the driver tells KiB; some tell of each link alone."""
+        kib = self._field(field, _ALL_LINKS)
+        if kib is None:
+            each = self._fields([(field, link) for link in self._links])
+            kib = None if None in each else sum(each)
+        total: float | None = scaled(kib, 1024)
+        return total
 
     def _pcie(self) -> dict[str, Any]:
         return {
@@ -184,10 +191,14 @@ class CardReader:
         }
 
     def _field(self, number: int, scope: int = 0) -> Any:
-        values = self._ask("nvmlDeviceGetFieldValues", [(number, scope)])
-        if not values or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
-            return None
-        return known(getattr(values[0].value, _VALUES[values[0].valueType]))
+        return self._fields([(number, scope)])[0]
+
+    def _fields(self, asked: list[tuple[int, int]]) -> list[Any]:
+        """Values of fields by (number, scope), each None where it is not told."""
+        return [
+            known(getattr(one.value, _VALUES[one.valueType])) if one.nvmlReturn == self._nvml.NVML_SUCCESS else None
+            for one in self._ask("nvmlDeviceGetFieldValues", asked) or ()
+        ] or [None] * len(asked)
 
     def _tenants(self) -> dict[str, Any]:
         computing = self._ask("nvmlDeviceGetComputeRunningProcesses")

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.client import LineTooLong
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from io import BufferedIOBase
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Protocol, cast
 
 from prometheus_client.exposition import choose_encoder
@@ -37,7 +38,7 @@ class Guard(Protocol):
         """Encryption and passwords; None for none."""
 
 
-class Server(ThreadingHTTPServer):
+class Server(ThreadingMixIn, TCPServer):
     """Serves metrics on one address.
 
     Args:
