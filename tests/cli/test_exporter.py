@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from hotloop.core.live import Publisher
 
 bcrypt = pytest.importorskip("bcrypt", reason="pip install 'hotloop[monitor]'")
+STUB = Path(__file__).parents[2] / "bench/stub_nvml.c"
 MACHINE = Path(__file__).parents[1] / "support/machines/h200.json"
 needs_openssl = pytest.mark.skipif(bool(no_openssl()), reason=no_openssl())
 
@@ -97,6 +99,28 @@ def test_a_training_on_this_machine_is_seen_while_it_runs(tmp_path: Path) -> Non
         assert running.value("hotloop_job_data_wait_seconds_total", **who) == 0.5
         publisher.close()
         wait_fresh(running, "hotloop_job_info")
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler for the stub of NVML")
+def test_the_real_pynvml_is_understood(tmp_path: Path) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, STUB], check=True)
+    with exporter(tmp_path, environment={"LD_LIBRARY_PATH": str(tmp_path)}) as running:
+        first = running.ask().text
+        assert value(first, "hotloop_gpu_sm_active_ratio") is None
+        while (active := running.value("hotloop_gpu_sm_active_ratio", gpu="7")) is None:
+            pass  # a reading serves for half a second
+        assert active == 0.42
+    who = {"uuid": "GPU-00000000-0000-4000-8000-000000000007", "gpu": "7"}
+    assert value(first, "hotloop_driver_info", version="580.159.04", cuda="13.0") == 1
+    assert value(first, "hotloop_gpu_info", **who, bus_id="00000000:20:00.0", mig="off") == 1
+    assert value(first, "hotloop_gpu_memory_used_bytes", **who) == 120 << 30
+    assert value(first, "hotloop_gpu_temperature_celsius", **who, sensor="memory") == 67
+    assert value(first, "hotloop_gpu_throttled", **who, reason="power_cap") == 1
+    assert value(first, "hotloop_gpu_nvlinks_active", **who) == 18
+    assert value(first, "hotloop_gpu_processes", **who) == 1
+    assert (value(first, "hotloop_gpu_nvlink_receive_bytes_total", **who) or 0) > 1e12
+    assert value(first, "hotloop_exporter_collect_failures_total", source="cards") == 0
 
 
 def wait_fresh(running: Exporter, name: str) -> None:
