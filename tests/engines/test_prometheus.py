@@ -20,7 +20,10 @@ from exporter import certificate, exporter, no_openssl
 from hotloop.core.live import Publisher
 
 MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+]
 PAGE = Path(__file__).parents[2] / "docs/exporter.md"
 PATIENCE_SECONDS = 60.0
 
