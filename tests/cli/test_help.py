@@ -21,6 +21,8 @@ CALLS = {
     "error-profile": ["profile", "--", "no-such-program"],
     "resolve-help": ["resolve", "--help"],
     "error-resolve": ["resolve", "--gpu", "RTX 4091"],
+    "exporter-help": ["exporter", "--help"],
+    "error-exporter": ["exporter", "--listen", "9400"],
     "launch-help": ["launch", "--help"],
     "launch-status-help": ["launch", "status", "--help"],
     "launch-logs-help": ["launch", "logs", "--help"],

@@ -21,6 +21,7 @@ _COMMANDS = {
     "tune": ("hotloop.cli.tune:tune", "Find faster settings by short trials."),
     "launch": ("hotloop.cli.launch:launch", "Start a job on an engine: this machine, or a cluster."),
     "doctor": ("hotloop.cli.doctor:doctor", "Say what is wrong with this machine, and what to type."),
+    "exporter": ("hotloop.cli.exporter:exporter", "Serve metrics of cards and trainings to Prometheus."),
     "explain": ("hotloop.cli.explain:explain", "Say what ended a run, from its log, and what to type."),
     "resolve": ("hotloop.cli.resolve:resolve", "Say which torch runs with a driver, a card and a Python."),
     "image": ("hotloop.cli.image:image", "Render, build and check container images."),

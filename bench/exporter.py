@@ -1,0 +1,129 @@
+"""What `hotloop exporter` costs the machine that it watches: 8 cards and 8 jobs, a scrape a second.
+
+The goals: at most 10 ms of CPU and 50 ms by the clock a scrape, at most 60 MB. Beside it nvitop-exporter, which reads
+the cards each second of itself. Both talk through pynvml to a library of invented cards (stub_nvml.c) that answers at
+once: what a real driver takes is not in here.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from record import Figure, publish
+
+from hotloop.monitor.demo import Demo
+
+HERE = Path(__file__).parent
+RIVAL = shutil.which("nvitop-exporter", path=str(Path(sys.executable).parent))
+
+
+def stub(folder: Path) -> dict[str, str]:
+    """An environment in which NVML is the stub, and eight processes train."""
+    compiler = shutil.which("cc")
+    if not compiler:
+        sys.exit("no C compiler: cc is needed for the stub of NVML")
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, HERE / "stub_nvml.c"], check=True)
+    live = folder / "live"
+    live.mkdir()
+    for number, job in enumerate(Demo().jobs().jobs):
+        (live / f"{number}.json").write_text(json.dumps({"format": 1, **asdict(job)}))
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder), "HOTLOOP_LIVE": str(live)}
+
+
+@contextmanager
+def running(command: list[str], url: str, environment: dict[str, str]) -> Iterator[int]:
+    """An exporter that answers; its process."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        while True:
+            try:
+                scrape(url)
+                break
+            except OSError:
+                assert process.poll() is None, f"{command[0]} ended"
+                time.sleep(0.1)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def cpu_seconds(pid: int) -> float:
+    """All that a process has used, to the nanosecond: clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def measure(command: list[str], url: str, environment: dict[str, str], scrapes: int) -> dict[str, Any]:
+    wall, cpu = [], []
+    with running(command, url, environment) as pid:
+        for _ in range(3):
+            scrape(url)
+            time.sleep(1)
+        used = cpu_seconds(pid)
+        for _ in range(scrapes):
+            started = time.perf_counter()
+            text = scrape(url)
+            wall.append(time.perf_counter() - started)
+            time.sleep(max(0.0, 1 - wall[-1]))
+            used, before = cpu_seconds(pid), used
+            cpu.append(used - before)
+        status = Path(f"/proc/{pid}/status").read_text()
+    resident = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+    return {
+        "series": sum(not line.startswith("#") for line in text.splitlines()),
+        "cpu_seconds_each": asdict(Figure.of(cpu, "s")),
+        "wall_seconds_each": asdict(Figure.of(wall, "s")),
+        "resident_bytes": resident * 1024,
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--scrapes", type=int, default=20)
+    arguments = parser.parse_args()
+    content: dict[str, Any] = {"goals": {"cpu_seconds": 0.010, "wall_seconds": 0.050, "resident_bytes": 60_000_000}}
+    hotloop = [sys.executable, "-m", "hotloop", "exporter"]
+    with tempfile.TemporaryDirectory() as name:
+        environment = stub(Path(name))
+        cases = {"hotloop, demo": [*hotloop, "--demo"], "hotloop": hotloop}
+        if RIVAL:
+            cases[f"nvitop-exporter {version('nvitop-exporter')}"] = [RIVAL, "--bind-address", "127.0.0.1"]
+        else:
+            print(
+                "nvitop-exporter is not installed (pip install nvitop-exporter): measured without it", file=sys.stderr
+            )
+        for case, command in cases.items():
+            port = free_port()
+            url = f"http://127.0.0.1:{port}/metrics"
+            content[case] = measure([*command, "--port", str(port)], url, environment, arguments.scrapes)
+    publish("exporter", content, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

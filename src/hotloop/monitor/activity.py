@@ -1,0 +1,57 @@
+"""How busy a card's parts are, by its performance monitoring (GPM; Hopper and newer).
+
+The card counts by itself; a figure is what was counted between two samples: it holds all of the time between scrapes.
+"""
+
+from typing import Any
+
+from hotloop.monitor.numbers import scaled
+
+_METRICS = {
+    "sm_active": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_active": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "dram_active": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}
+
+
+class Activity:
+    """The activity of one card since the last look. Not for several threads."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._supported: bool | None = None
+        self._samples: list[Any] = []
+        self._taken = 0
+
+    def read(self, handle: Any) -> dict[str, float | None]:
+        """Shares by the names of `Card`; nothing at the first look, or where the card does not count.
+
+        Raises:
+            NVMLError: it should, and does not.
+        """
+        nvml = self._nvml
+        if self._supported is None:
+            self._supported = bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+            if self._supported:
+                self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+        if not self._supported:
+            return {}
+        now = self._samples[self._taken % 2]
+        nvml.nvmlGpmSampleGet(handle, now)
+        self._taken += 1
+        return self._between(self._samples[self._taken % 2], now) if self._taken > 1 else {}
+
+    def _between(self, before: Any, now: Any) -> dict[str, float | None]:
+        nvml = self._nvml
+        asked = nvml.c_nvmlGpmMetricsGet_t()
+        asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(_METRICS)
+        asked.sample1, asked.sample2 = before, now
+        for place, constant in enumerate(_METRICS.values()):
+            asked.metrics[place].metricId = getattr(nvml, constant)
+        nvml.nvmlGpmMetricsGet(asked)
+        return {
+            name: scaled(answer.value, 0.01)
+            for name, answer in zip(_METRICS, asked.metrics[: len(_METRICS)], strict=True)
+            if answer.nvmlReturn == nvml.NVML_SUCCESS and 0 <= answer.value <= 100
+        }

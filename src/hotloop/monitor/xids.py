@@ -1,0 +1,72 @@
+"""Errors of cards (Xid), as the driver tells them while they happen."""
+
+import ctypes
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+from typing import Any
+
+_WAIT_SECONDS = 0.5
+
+
+class Xids:
+    """Counts the errors of all cards from now on, on a thread that `close` ends.
+
+    Args:
+        nvml: the module pynvml, initialised.
+        count: of cards.
+    """
+
+    def __init__(self, nvml: Any, count: int, now: Callable[[], float] = time.time) -> None:
+        self._nvml, self._now = nvml, now
+        self._lock, self._closed = Lock(), Event()
+        self._counts: dict[int, Counter[str]] = defaultdict(Counter)
+        self._times: dict[int, dict[str, float]] = defaultdict(dict)
+        self._thread = Thread(target=self._watch, args=(count,), name="xids", daemon=True)
+        self._thread.start()
+
+    def of(self, index: int) -> tuple[dict[str, int], dict[str, float]]:
+        """How often each error came to a card, and when last, in seconds since 1970."""
+        with self._lock:
+            return dict(self._counts[index]), dict(self._times[index])
+
+    def close(self) -> None:
+        """End it, in about half a second; a driver that hangs is left alone."""
+        self._closed.set()
+        self._thread.join(4 * _WAIT_SECONDS)
+
+    def _watch(self, count: int) -> None:
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except (nvml.NVMLError, AttributeError):
+            return
+        indexes = {}
+        for index in range(count):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+            except nvml.NVMLError:  # lost already, or a card that tells none
+                continue
+            indexes[_address(handle)] = index
+        while indexes and not self._closed.is_set():
+            try:
+                event = nvml.nvmlEventSetWait_v2(events, int(_WAIT_SECONDS * 1000))
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                    self._closed.wait(_WAIT_SECONDS)
+                continue
+            # By the handle: a card that has just been lost would not tell its name any more.
+            self._count(indexes.get(_address(event.device)), str(event.eventData))
+        nvml.nvmlEventSetFree(events)
+
+    def _count(self, index: int | None, xid: str) -> None:
+        if index is not None:
+            with self._lock:
+                self._counts[index][xid] += 1
+                self._times[index][xid] = self._now()
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
