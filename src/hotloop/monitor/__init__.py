@@ -1,0 +1,1 @@
+"""Watching trainings: what is told to Prometheus and Grafana. Imports no torch."""
