@@ -1,4 +1,4 @@
-"""Rules and dashboards use what the exporter tells and hang together; each alert has its section in the documentation."""
+"""Rules and dashboards use what the exporter tells and hang together; each alert is in the documentation."""
 
 import json
 import re

@@ -110,7 +110,8 @@ def _job() -> Dashboard:
 
     def of_card(metric: str) -> str:
         """A card's metric, for the cards of this training, by rank."""
-        return f"sum by (job, instance, uuid) ({metric}) * on (job, instance, uuid) group_right () hotloop:job_gpu:info{this}"
+        cards = f"sum by (job, instance, uuid) ({metric})"
+        return f"{cards} * on (job, instance, uuid) group_right () hotloop:job_gpu:info{this}"
 
     def hardware(title: str, unit: str, metric: str) -> Panel:
         legend = "rank {{rank}}, {{instance}} GPU {{gpu}}"
