@@ -59,8 +59,11 @@ class Chart:
         left, right = _widened(min(xs), max(xs))
         zero = self.percent or self.from_zero
         low, high = _widened(min(0.0, *ys) if zero else min(ys), max(ys))
-        y_marks, x_marks = marks(low, high, 4), [mark for mark in marks(left, right, 5) if mark == int(mark)]
-        low, high = min(low, y_marks[0]), max(high, y_marks[-1])
+        y_marks, x_marks = (
+            marks(low, high, 4),
+            [mark for mark in marks(left, right, 5) if left <= mark <= right and mark == int(mark)],
+        )
+        low, high = y_marks[0], y_marks[-1]
 
         def x_of(value: float) -> float:
             return _LEFT + (value - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
@@ -89,13 +92,12 @@ class Chart:
 
 
 def marks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between, for an axis."""
+    """Round numbers for an axis, from at most `low` to at least `high`; whole ones where these are far apart."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [number * step for number in range(first, max(last, first) + 1)]
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -136,16 +136,11 @@ def settings(run: Run) -> dict[str, Any]:
 def checkpoints(run: Run) -> list[str]:
     """Names of those that are whole, the newest first."""
     try:
-        names = [name for name in os.listdir(run.checkpoints) if not name.startswith(".")]
+        with os.scandir(run.checkpoints) as entries:
+            found = [(entry.stat().st_mtime, entry.name) for entry in entries if not entry.name.startswith(".")]
     except OSError:
         return []
-    return sorted(names, key=lambda name: (run.checkpoints / name).stat().st_mtime if _is(run, name) else 0.0)[
-        ::-1
-    ][:_MOST_CHECKPOINTS]
-
-
-def _is(run: Run, name: str) -> bool:
-    return (run.checkpoints / name).exists()
+    return [name for _, name in sorted(found, reverse=True)[:_MOST_CHECKPOINTS]]
 
 
 def reports(run: Run) -> dict[str, str]:
@@ -174,7 +169,9 @@ def read_report(run: Run, path: str) -> bytes | None:
             content: bytes = opened.read(_MOST_REPORT + 1)
     except OSError:
         return None
-    return content if len(content) <= _MOST_REPORT else b"<!doctype html><title>Too large</title>The page is too large.\n"
+    return (
+        content if len(content) <= _MOST_REPORT else b"<!doctype html><title>Too large</title>The page is too large.\n"
+    )
 
 
 def charts(named: Sequence[tuple[str, Records]]) -> list[Chart]:
