@@ -45,6 +45,7 @@ CALLS = {
     "runs-help": ["runs", "--help"],
     "runs-compare-help": ["runs", "compare", "--help"],
     "runs-none": ["runs"],
+    "serve-help": ["serve", "--help"],
     "monitor-help": ["monitor", "--help"],
     "monitor-rules-help": ["monitor", "rules", "--help"],
     "monitor-dashboards-help": ["monitor", "dashboards", "--help"],

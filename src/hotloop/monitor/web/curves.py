@@ -10,6 +10,7 @@ _WIDTH, _HEIGHT = 400, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
 _MOST_POINTS = 400
 """More than a chart has pixels for make pages slow."""
+_SMALLEST = 1e-200
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    if high - low > 1e-12 * max(abs(low), abs(high)):
+    if high - low > max(1e-12 * max(abs(low), abs(high)), _SMALLEST):
         return low, high
-    room = abs(low) / 2 or 1.0
+    room = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
     return low - room, high + room

@@ -1,7 +1,6 @@
 """Runs as they lie on the disk, whatever state they are in: being written, damaged, or too large to be read whole."""
 
 import json
-import math
 import os
 import stat
 import tomllib
@@ -16,6 +15,8 @@ from hotloop.monitor.web.curves import Chart, Curve
 
 _MOST_METRICS, _MOST_REPORT, _MOST_FILE = 32 * 2**20, 64 * 2**20, 2**20
 _MOST_REPORTS, _MOST_CHECKPOINTS = 32, 1000
+_LARGEST = 1e300
+"""Beyond, whole numbers are no floats any more, and differences of floats none either."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def read_rows(root: Path) -> list[Row]:
     for run in list_runs(root):
         try:
             rows.append(_row(run))
-        except FileNotFoundError:  # it was removed meanwhile
+        except OSError:  # it was removed meanwhile, or is not this user's to read
             continue
     return rows
 
@@ -60,7 +61,7 @@ def read_rows(root: Path) -> list[Row]:
 def _row(run: Run) -> Row:
     readable = not run.result_file.exists() or run.result_file.stat().st_size <= _MOST_FILE
     status = run.status() if readable else "damaged"
-    return Row(run, status, run.result() if readable else None, run.job_file.stat().st_mtime)
+    return Row(run, str(status), run.result() if readable else None, run.job_file.stat().st_mtime)
 
 
 def read_records(file: Path, most_bytes: int = _MOST_METRICS) -> Records:
@@ -112,7 +113,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def is_number(value: object) -> bool:
     """Whether a curve can have it."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
 
 
 def read_text(file: Path, most_bytes: int = _MOST_FILE) -> str:

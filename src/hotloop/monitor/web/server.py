@@ -1,6 +1,7 @@
 """HTTP for the pages, by the standard library: a few readers on one machine need nothing that has to be installed."""
 
 import ipaddress
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -33,6 +34,11 @@ class Server(ThreadingHTTPServer):
         """Listen, without asking a name server for this machine's name."""
         TCPServer.server_bind(self)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A reader that has gone is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     def is_known(self, host: str) -> bool:
         """Whether a request's Host is this server: names of others may lead here too, and their pages must not read."""
         name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
@@ -62,7 +68,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.is_known(self.headers.get("Host", "")):
             why = "The request names another host. Open the address that was printed at the start."
             return self.server.site.refuse(HTTPStatus.MISDIRECTED_REQUEST, why)
-        return self.server.site.answer(self.path)
+        try:
+            return self.server.site.answer(self.path)
+        except OSError as error:
+            why = f"{error.filename} cannot be read: {error.strerror}."
+            return self.server.site.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

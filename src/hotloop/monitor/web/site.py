@@ -33,10 +33,10 @@ _COLUMNS: dict[str, tuple[str, Callable[[Row], Any]]] = {
     "name": ("run", lambda row: row.name),
     "begun": ("begun", lambda row: row.begun),
     "status": ("status", lambda row: row.status),
-    "steps": ("steps", lambda row: row.result and row.result.steps),
-    "training": ("training", lambda row: row.result and row.result.train_seconds),
-    "speed": ("samples/s", lambda row: row.result and row.result.samples_per_second),
-    "wait": ("waits for data", lambda row: row.result and row.result.data_wait_share),
+    "steps": ("steps", lambda row: _figure(row, "steps")),
+    "training": ("training", lambda row: _figure(row, "train_seconds")),
+    "speed": ("samples/s", lambda row: _figure(row, "samples_per_second")),
+    "wait": ("waits for data", lambda row: _figure(row, "data_wait_share")),
 }
 _LIVE_COLUMNS = ("training", "rank", "phase", "step", "loss", "samples/s", "waits for data", "memory", "last sign")
 
@@ -184,6 +184,12 @@ class Site:
 
     def _problem(self, status: HTTPStatus, why: str) -> Answer:
         return self._page("problem.html", status, title=status.phrase, why=why)
+
+
+def _figure(row: Row, name: str) -> float | None:
+    """Of a run's result, which somebody may have changed by hand."""
+    value = getattr(row.result, name, None)
+    return value if reading.is_number(value) else None
 
 
 def _json(content: dict[str, Any]) -> Answer:
