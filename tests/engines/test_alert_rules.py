@@ -169,6 +169,14 @@ def test_it_says_which_rank_and_what_to_type(tmp_path: Path) -> None:
     check(tmp_path, RULES, scene(changes), alert_rule_test=[expected])
 
 
+@pytest.mark.parametrize(("way", "late"), [("run", 1), ("profile", 1), ("library", 0)])
+def test_a_script_may_validate_for_long_without_a_sign(way: str, late: int, tmp_path: Path) -> None:
+    told = scene({"job_heartbeat_timestamp_seconds": SILENT})
+    told = [{**one, "series": one["series"].replace('way="train"', f'way="{way}"')} for one in told]
+    times = [firing("75m", {}), firing("85m", {"HotloopHang": late} if late else {})]
+    check(tmp_path, RULES, told, promql_expr_test=times)
+
+
 def test_wasted_seconds_go_to_the_job_that_holds_the_card(tmp_path: Path) -> None:
     expr = "sum by (instance, job_name) (sum_over_time(hotloop:gpu_wasted_seconds:last30s[1h]))"
     labels = '{instance="node1:9400", job_name="resnet"}'

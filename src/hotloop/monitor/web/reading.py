@@ -15,18 +15,19 @@ from hotloop.monitor.web.curves import Chart, Curve
 
 _MOST_METRICS, _MOST_REPORT, _MOST_FILE = 32 * 2**20, 64 * 2**20, 2**20
 _MOST_REPORTS, _MOST_CHECKPOINTS = 32, 1000
+_SHOWN = {"event", "step", "epoch", "loss", "learning_rate", "samples_per_second", "data_wait_share"}
 _LARGEST = 1e300
 """Beyond, whole numbers are no floats any more, and differences of floats none either."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run in the list."""
+    """A run in the list; `started` is when it was last, in seconds since 1970."""
 
     run: Run
     status: str
     result: Result | None
-    begun: float
+    started: float
 
     @property
     def name(self) -> str:
@@ -108,7 +109,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     known = isinstance(record, dict) and record.get("event") in ("step", "epoch", "checkpoint")
-    return record if known and is_number(record.get("step")) else None
+    if not known or not is_number(record.get("step")):
+        return None
+    return {key: value for key, value in record.items() if key in _SHOWN or key.startswith("val_")}
 
 
 def is_number(value: object) -> bool:

@@ -31,8 +31,8 @@ _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
 _MOST_COMPARED, _FRESH_SECONDS = 8, 5
 _COLUMNS: dict[str, tuple[str, Callable[[Row], Any]]] = {
     "name": ("run", lambda row: row.name),
-    "begun": ("begun", lambda row: row.begun),
     "status": ("status", lambda row: row.status),
+    "started": ("started", lambda row: row.started),
     "steps": ("steps", lambda row: _figure(row, "steps")),
     "training": ("training", lambda row: _figure(row, "train_seconds")),
     "speed": ("samples/s", lambda row: _figure(row, "samples_per_second")),
@@ -98,8 +98,8 @@ class Site:
 
     def _list(self, query: dict[str, list[str]]) -> dict[str, Any]:
         asked = {key: query.get(key, [""])[0][:200] for key in ("sort", "order", "find", "status")}
-        sort = asked["sort"] if asked["sort"] in _COLUMNS else "begun"
-        down = asked["order"] != "up" if sort == "begun" or asked["order"] else False
+        sort = asked["sort"] if asked["sort"] in _COLUMNS else "started"
+        down = asked["order"] != "up" if sort == "started" or asked["order"] else False
         rows = reading.read_rows(self.root)
         shown = [
             row for row in rows if asked["find"].lower() in row.name.lower() and asked["status"] in ("", row.status)
