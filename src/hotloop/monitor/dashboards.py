@@ -33,7 +33,10 @@ def _fleet() -> Dashboard:
         Query("avg by (job_name, run) (avg_over_time(hotloop:job_data_wait:ratio_rate5m[$__range]))", "waits for data"),
     ]
     firing = 'sum by (alertname, severity, instance, job_name) (ALERTS{alertname=~"Hotloop.+", alertstate="firing"})'
-    free = "hotloop:gpu_activity:ratio unless on (job, instance, uuid) hotloop:job_gpu:info"
+    free = (
+        "count by (instance) (hotloop:gpu_activity:ratio unless on (job, instance, uuid) hotloop:job_gpu:info) "
+        "or 0 * count by (instance) (hotloop:gpu_activity:ratio)"
+    )
     figures = [
         Panel("GPUs", "stat", [Query("count(hotloop_gpu_info)", "")], "none"),
         Panel("Activity now", "stat", [Query("avg(hotloop:gpu_activity:ratio)", "")], "percentunit"),
@@ -48,7 +51,7 @@ def _fleet() -> Dashboard:
         Panel("Activity", "timeseries", [Query("avg by (instance) (hotloop:gpu_activity:ratio)", "{{instance}}")],
               "percentunit"),
         Panel("GPUs that nobody's training holds", "timeseries",
-              [Query(f"count by (instance) ({free})", "{{instance}}")], "none"),
+              [Query(free, "{{instance}}")], "none"),
         Panel("Share of steps that waits for data", "timeseries",
               [Query("avg by (job_name, run) (hotloop:job_data_wait:ratio_rate5m)", "{{job_name}} {{run}}")],
               "percentunit"),
