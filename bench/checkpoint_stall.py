@@ -1,8 +1,8 @@
 """What checkpoints cost a training: for how long it waits for each, and its speed with them against without.
 
 Llama 3's 8B shapes with Adam on all GPUs of one host (FSDP2, bf16, one sequence of 8,192 tokens on each), a checkpoint
-of 96 GB in every 40 steps, written beside the training. Speed is by the clock over the same steps of both runs, saves
-included.
+of 96 GB every 40 steps (`--every`), written beside the training. Speed is by the clock over the same steps of both
+runs, saves included.
 
 Goals: it waits at most 0.3 s; 0.99 of the tokens/s.
 """
@@ -25,7 +25,7 @@ from record import Figure, add_device, publish
 class Sizes:
     """What is trained: large on GPUs, tiny without."""
 
-    def __init__(self, device: str, layers: int) -> None:
+    def __init__(self, device: str, layers: int, every: int) -> None:
         tiny = device == "cpu"
         self.device = device
         self.ranks = 2 if tiny else torch.cuda.device_count()
@@ -33,7 +33,7 @@ class Sizes:
         self.arguments = {"layers": layers}
         if tiny:
             self.arguments = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "hidden": 64}
-        self.warm, self.every, self.saves = (4, 4, 3) if tiny else (15, 40, 3)
+        self.warm, self.every, self.saves = (4, 4, 3) if tiny else (15, every, 3)
 
     @property
     def steps(self) -> int:
@@ -86,9 +86,12 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, default=32, help="of 32: 16 on two GPUs are as much for each as 32 on four"
     )
+    parser.add_argument(
+        "--every", type=int, default=40, help="steps between saves; they must take longer than one takes to be written"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    sizes = Sizes(arguments.device, arguments.layers)
+    sizes = Sizes(arguments.device, arguments.layers, arguments.every)
     stalls, wholes, ratios = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hotloop.core.errors import InputError as InputError
     from hotloop.core.job import Job as Job
     from hotloop.core.job_file import load_job as load_job
+    from hotloop.core.live import publish as publish
     from hotloop.core.machine import read_machine as read_machine
     from hotloop.core.run import Result as Result
     from hotloop.core.run import Run as Run
@@ -38,6 +39,7 @@ _HOMES = {
     "InputError": "core.errors",
     "Job": "core.job",
     "load_job": "core.job_file",
+    "publish": "core.live",
     "read_machine": "core.machine",
     "Result": "core.run",
     "Run": "core.run",

@@ -15,30 +15,14 @@ import torch
 from command import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import SUPPORT, weights_of
+from runs import SUPPORT, paced_job, weights_of
 
 from hotloop.core.job import Job
 from hotloop.launch.local import Local
 from hotloop.launch.request import make_request
 from hotloop.launch.slurm import Slurm, _seconds
 
-JOB = """
-name = "line"
-device = "cpu"
-[task]
-name = "tiny:Paced"
-[data]
-train = "made by the task"
-batch_size = 4
-[model]
-name = "made by the task"
-[train]
-epochs = 10
-[checkpoint]
-every = "10 steps"
-[run]
-dir = "runs/line"
-"""
+JOB = paced_job(10)
 _NOW = datetime(2026, 1, 2)
 SLOW = ["--set", "task.arguments.seconds=0.05"]
 

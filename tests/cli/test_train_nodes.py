@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,57 @@ def test_a_machine_that_is_left_alone_says_so(hotloop: Command, job: Path) -> No
     assert "2 machines have not met at 127.0.0.1:" in done.err
     assert "within 2.0 s" in done.err
     assert "hotloop: GLOO_SOCKET_IFNAME=lo: it reaches 127.0.0.1" in done.err
+
+
+def alone(folder: Path, rank: int, port: int, *options: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    """One of two machines, which would wait for the other for five minutes."""
+    where = ["--nnodes", "2", "--node-rank", str(rank), "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    return started(folder, *where, "--set", "ranks.timeout=300 s", "--set", "run.dir=run", *NOISY, *options)
+
+
+def test_a_machine_that_ends_for_good_is_not_waited_for(job: Path) -> None:
+    port = free_port()
+    wrong = ["--set", "optimizer.name=none_such"]
+    with alone(job.parent, 0, port) as first, alone(job.parent, 1, port, *wrong) as second:
+        (_, err), (_, other) = first.communicate(timeout=90), second.communicate(timeout=90)
+    assert (first.returncode, second.returncode) == (2, 2), err + other
+    assert "none_such" in other
+    assert "hotloop: machine 1 ended with 2" in err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_that_waits_for_others_hears_a_signal(job: Path, rank: int) -> None:
+    with alone(job.parent, rank, free_port()) as machine:
+        read_until(machine, "hotloop: GLOO_SOCKET_IFNAME=lo")
+        machine.send_signal(signal.SIGTERM)
+        _, err = machine.communicate(timeout=60)
+    assert machine.returncode == 75, err
+    assert f"hotloop: machine {rank} was asked to stop before anything was trained" in err
+
+
+def test_a_first_machine_that_is_killed_is_not_waited_for(job: Path) -> None:
+    """Its ranks hear of it and save before they end; those of the others with them."""
+    port = free_port()
+    with alone(job.parent, 0, port) as first, alone(job.parent, 1, port) as second:
+        read_until(first, "step")
+        first.kill()
+        _, err = second.communicate(timeout=90)
+        first.communicate(timeout=60)
+    assert second.returncode == 75, err
+    assert "C++" not in err
+    assert "frame #" not in err
+
+
+def test_a_port_that_is_taken_is_said(job: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with alone(job.parent, 0, port) as machine:
+            _, err = machine.communicate(timeout=60)
+    assert machine.returncode == 1
+    assert f"port {port} of this machine cannot be used" in err
+    assert "another port in --rdzv-endpoint" in err
 
 
 def test_the_interface_is_the_one_whose_address_is_used() -> None:

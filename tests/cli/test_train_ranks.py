@@ -195,6 +195,14 @@ def test_layers_of_several_ranks_train_the_same(
     assert "finished after 12 steps" in hotloop("train", "job.toml", *again, expect=0).out, "by one alone"
 
 
+def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotloop: Command, text: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
+    options = ["--set", "parallel=fsdp", "--set", "speed.compile=blocks", "--set", "run.dir=divided"]
+    done = hotloop("train", "job.toml", *TWO, *options, expect=0)
+    assert "warning" not in done.err, "each block is compiled in one piece"
+    assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-3)
+
+
 def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path) -> None:
     options = ["--set", "model.name=tiny:striped", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
     assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out

@@ -12,37 +12,23 @@ import pytest
 import torch
 from command import Command
 from ray_cluster import Cluster, free_port, missing, ray_cluster, wait_until, worker_of
-from runs import weights_of
+from runs import MOMENTUM, paced_job, weights_of
 
 from hotloop.core.errors import InputError
 from hotloop.core.job_file import load_job
 from hotloop.launch.ray import Ray
 from hotloop.launch.request import make_request
 
-JOB = """
-name = "line"
-device = "cpu"
-[task]
-name = "tiny:Paced"
-[data]
-train = "made by the task"
-batch_size = 4
-[model]
-name = "made by the task"
-[train]
-epochs = 15
-[optimizer]
-learning_rate = 0.01
-arguments = { momentum = 0.9 }
-[checkpoint]
-every = "10 steps"
-[ranks]
+JOB = paced_job(
+    15,
+    MOMENTUM
+    + """[ranks]
 processes = 2
-[run]
-dir = "runs/line"
 [launch.environment]
 OMP_NUM_THREADS = "1"
-"""
+""",
+)
+pytestmark = pytest.mark.ray
 SLOW = ("--set", "task.arguments.seconds=0.08")
 
 

@@ -8,33 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from command import Command
-from runs import weights_of
+from runs import MOMENTUM, paced_job, weights_of
 from slurm import Cluster, missing, slurm, wait_until
 
-JOB = """
-name = "line"
-device = "cpu"
-[task]
-name = "tiny:Paced"
-[data]
-train = "made by the task"
-batch_size = 4
-[model]
-name = "made by the task"
-[train]
-epochs = 30
-[optimizer]
-learning_rate = 0.01
-arguments = { momentum = 0.9 }
-[checkpoint]
-every = "10 steps"
-[run]
-dir = "runs/line"
-[launch]
+JOB = paced_job(
+    30,
+    MOMENTUM
+    + """[launch]
 gpus = 4
 [launch.environment]
 OMP_NUM_THREADS = "1"
-"""
+""",
+)
+pytestmark = pytest.mark.slurm
 SLOW = ["--set", "task.arguments.seconds=0.05"]
 
 

@@ -119,3 +119,34 @@ def rank_of(parent: int, rank: int) -> int:
         if {f"RANK={rank}".encode(), f"HOTLOOP_RANKS_PARENT={parent}".encode()} <= set(variables):
             return int(folder.name)
     raise AssertionError(f"there is no rank {rank}")
+
+
+def paced_job(epochs: int, more: str = "") -> str:
+    """A job that makes its own data and waits in each step for as long as it is told: task.arguments.seconds.
+
+    Args:
+        more: sections that are added.
+    """
+    return f"""
+name = "line"
+device = "cpu"
+[task]
+name = "tiny:Paced"
+[data]
+train = "made by the task"
+batch_size = 4
+[model]
+name = "made by the task"
+[train]
+epochs = {epochs}
+[checkpoint]
+every = "10 steps"
+[run]
+dir = "runs/line"
+{more}"""
+
+
+MOMENTUM = """[optimizer]
+learning_rate = 0.01
+arguments = { momentum = 0.9 }
+"""

@@ -134,6 +134,7 @@ def test_the_public_names() -> None:
         "load_job",
         "memory_report",
         "prefetch",
+        "publish",
         "read_machine",
         "train_job",
     ]

@@ -81,6 +81,20 @@ def test_what_two_settings_bring_together_only_is_found_where_one_of_them_brings
     assert found.ratio == pytest.approx(2.0, rel=0.05)
 
 
+def test_what_a_bottleneck_hides_is_found_once_that_is_gone() -> None:
+    hidden = tuple(Knob(name, (0, 1)) for name in ("layout", "kernels", "threads", "memory"))
+    space = (*hidden, Knob("workers", (0, 1, 2, 4), rises=True, counts=True))
+
+    def seconds(chosen: Settings) -> float:
+        load = {0: 1.0, 1: 0.8, 2: 0.1, 4: 0.15}[int(chosen["workers"])]
+        compute = 0.7
+        for knob in hidden:
+            compute *= 0.85 if chosen[knob.name] else 1.0
+        return max(load, compute)
+
+    assert seconds(search(space, seconds, noise=0.02).best) == pytest.approx(0.7 * 0.85**4)
+
+
 def test_noise_alone_changes_nothing() -> None:
     space = tuple(Knob(f"k{n}", (False, True)) for n in range(4))
     found = search(space, lambda one: 1.0, noise=0.02)

@@ -70,8 +70,9 @@ def train(
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
     if (number := _processes(job, nnodes)) > 1 or nnodes > 1:
-        from hotloop.train.elastic import ONE, Nodes, train_in_ranks
+        from hotloop.train.elastic import train_in_ranks
         from hotloop.train.gpus import answering_gpus
+        from hotloop.train.machines import ONE, Nodes
         from hotloop.train.world import team_size
 
         command = _command(file, overrides, resume, settings, as_json)
@@ -107,6 +108,8 @@ def set_environment() -> None:
     # By default OpenMP's threads spin at the end of each loop until the last is done, which takes the processor from
     # whatever else runs (bench/contention.py).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # torch warns of each lost connection with thirty lines of C++ frames; hotloop says it in one.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Queues to the GPU. The JPEG engines have a stream for each image; of trainings that used them with the default, 8,
     # 5 in 20 were slow from beginning to end, with 32 none of 4 (bench/jpeg_to_gpu.py, 8 processors, H200).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -143,11 +146,14 @@ def _tell(text: str) -> None:
 def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
     """Train in this process."""
     from hotloop.cli.progress import rank_observer, terminal_observer
+    from hotloop.train.numa import bind
     from hotloop.train.patience import StopRequested
     from hotloop.train.training import train_job
     from hotloop.train.world import BY_OTHERS, PEER_LOST, joined_world, peer_lost
 
     with joined_world(job.device, job.ranks.timeout.amount) as world:
+        if world.local_size > 1 and job.device != "cpu" and (bound := bind(world.local_rank, world.local_size)):
+            _tell(bound)
         try:
             with standard_output_to_error() if as_json else nullcontext():
                 observer = terminal_observer() if world.first else rank_observer(world.rank)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import user_cache
@@ -74,6 +75,9 @@ def _compile_in_place(module: nn.Module, fused: Callable[..., Any] | None) -> No
     """As `module.compile()`, which compiles nothing at all of an nn.Sequential: its frames are torch's own, and those
     the compiler leaves alone unless other code calls them.
     """
+    if isinstance(module, FSDPModule):  # its hooks gather weights before and after: the compiler would stop there
+        module.forward = torch.compile(module.forward, dynamic=False)
+        return
     call: Callable[..., Any] = module._call_impl
     parts = list(module.modules())
 
@@ -124,6 +128,8 @@ def undo_compile(model: nn.Module) -> None:
     """Let a model run as it stands again."""
     for module in model.modules():
         module._compiled_call_impl = None
+        if isinstance(module, FSDPModule):
+            vars(module).pop("forward", None)
 
 
 def without_compiler() -> AbstractContextManager[object]:

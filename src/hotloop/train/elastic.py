@@ -5,13 +5,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Any
 
 import torch
 from torch.distributed import DistError
@@ -26,39 +26,15 @@ from hotloop.core.units import format_seconds
 from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
 from hotloop.train.interface import interface_towards
+from hotloop.train.machines import ONE, End, Machines, Nodes
 from hotloop.train.world import FOLDER, PARENT, PEER_LOST, RESTARTS
 
 _LOOK_SECONDS = 0.2
+_ABANDON_SECONDS = 5.0
+_GRACE_SECONDS = 10.0
+"""For ranks to find out by themselves that others are gone, and say how."""
+_STOPPED_EARLY = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The machines that train one model together, and where they meet.
-
-    Attributes:
-        rank: the number of this one, from 0.
-        host: of the first machine, which all others reach.
-        port: there; each restart takes the next one, as what the ranks before have left may hold it.
-        id: the same on all machines, and another one for each start of the job.
-    """
-
-    number: int = 1
-    rank: int = 0
-    host: str = "localhost"
-    port: int = 0
-    id: str = "hotloop"
-
-    def meeting(self, restart: int, timeout_seconds: float) -> dict[str, Any]:
-        """Of a start, in words of torchrun's LaunchConfig."""
-        name = f"{self.id}-{restart}"
-        if self.number == 1:
-            return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": name, "local_addr": "localhost"}
-        where = {"rdzv_backend": "static", "rdzv_endpoint": f"{self.host}:{self.port + restart}", "run_id": name}
-        return {**where, "rdzv_configs": {"rank": self.rank, "timeout": timeout_seconds}}
-
-
-ONE = Nodes()
 
 
 @dataclass(frozen=True)
@@ -103,13 +79,25 @@ def train_in_ranks(
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
     gpus: list[str] = []
-    reached = _reached(nodes, notify)
-    with TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"):
+    limit = settings.timeout.amount
+    with (
+        TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"),
+        Machines(nodes, limit) as machines,
+    ):  # fmt: skip
+        reached = _reached(nodes, notify)
         for restart in range(settings.restarts + 1):
-            attempt = _Attempt(Path(name), number, restart, settings.timeout.amount, nodes)
+            machines.begin(restart)
+            attempt = _Attempt(Path(name), number, restart, limit, nodes, machines)
             lost = attempt.run(command, {**reached, **_after_a_loss(restart), **_visible(gpus)})
             if lost is None or attempt.said is not None:
-                return attempt.said or 0
+                code = attempt.said or 0
+                if code:
+                    machines.tell(End(code, f"machine {nodes.rank} ended with {code}"))
+                return code
+            if end := attempt.end:
+                notify(end.text)
+                machines.tell(end)
+                return end.code
             may = restart < settings.restarts and not attempt.stopping
             again = may and (lost.outside or attempt.progressed)
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
@@ -119,6 +107,7 @@ def train_in_ranks(
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
+                machines.tell(End(1, f"{lost.text}, on machine {nodes.rank}"))
                 break
     return 1
 
@@ -155,12 +144,16 @@ def _left(answers: Answers, used: Sequence[str], number: int, team: int) -> list
 class _Attempt:
     """All ranks once."""
 
-    def __init__(self, folder: Path, number: int, restart: int, limit_seconds: float, nodes: Nodes) -> None:
+    def __init__(
+        self, folder: Path, number: int, restart: int, limit_seconds: float, nodes: Nodes, machines: Machines
+    ) -> None:
         self._folder = folder
         self._number = number
         self._restart = restart
         self._limit = limit_seconds
         self._nodes = nodes
+        self._machines = machines
+        self._news_since = 0.0
         self._lost: Lost | None = None
         self._error: BaseException | None = None
         for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*"), *folder.glob(f"{PEER_LOST}-*")]:
@@ -179,6 +172,15 @@ class _Attempt:
         return (self._folder / "stop").exists()
 
     @property
+    def end(self) -> End | None:
+        """Of all machines, if there is nothing left to start."""
+        if self._nodes.number == 1:
+            return None
+        if self.stopping and not self.progressed:
+            return End(_STOPPED_EARLY, f"machine {self._nodes.rank} was asked to stop before anything was trained")
+        return self._machines.over()
+
+    @property
     def progressed(self) -> bool:
         """Whether steps were done."""
         return any(beat.beats for beat in self._watch.beats().values())
@@ -193,7 +195,10 @@ class _Attempt:
             HotloopError: a rank makes no progress.
         """
         # In a thread the agent leaves signals to us; it starts and ends the processes, and ends all when one fails.
-        agent = threading.Thread(target=self._launch, args=(command,), name="hotloop-agent")
+        # One that waits for other machines cannot be ended.
+        agent = threading.Thread(
+            target=self._launch, args=(command,), name="hotloop-agent", daemon=self._nodes.number > 1
+        )
         with _environment(self._folder, self._number, self._restart, environment):
             agent.start()
             hung = ""
@@ -202,6 +207,8 @@ class _Attempt:
                     agent.join(_LOOK_SECONDS)
                     if not hung and (hung := self._watch.hung()):
                         _kill_ranks(self._folder)
+                    if self._nodes.number > 1 and not hung and self._is_left():
+                        return self._abandoned(agent)
             except BaseException:  # a second Ctrl-C
                 while agent.is_alive():
                     _kill_ranks(self._folder)
@@ -212,6 +219,22 @@ class _Attempt:
         if self._error:
             raise self._error
         return self._lost
+
+    def _is_left(self) -> bool:
+        """Whether these ranks have nobody to train with. Those that train find out by themselves, as a rule."""
+        begun, end = self._watch.beats(), self._machines.over()
+        if not begun and self.stopping:
+            return True
+        if not (end and (end.told or not begun)) and not self._machines.is_ahead(self._restart):
+            return False
+        self._news_since = self._news_since or time.monotonic()
+        return not begun or time.monotonic() - self._news_since > _GRACE_SECONDS
+
+    def _abandoned(self, agent: threading.Thread) -> Lost:
+        until = time.monotonic() + _ABANDON_SECONDS
+        while _kill_ranks(self._folder) and time.monotonic() < until:
+            agent.join(_LOOK_SECONDS)
+        return Lost("ranks of another machine are gone", outside=True)
 
     def _launch(self, command: Sequence[str]) -> None:
         nodes = self._nodes
@@ -236,22 +259,23 @@ class _Attempt:
 
 
 def _not_met(nodes: Nodes, restart: int, limit_seconds: float, error: Exception) -> HotloopError:
-    place = f"{nodes.host}:{nodes.port + restart}"
     return HotloopError(
-        f"{nodes.number} machines have not met at {place} within {format_seconds(limit_seconds)}",
+        f"{nodes.number} machines have not met at {nodes.place(restart)} within {format_seconds(limit_seconds)}",
         next(iter(str(error).splitlines()), type(error).__name__),
         "see that each was started and has not ended, and that it reaches that port",
     )
 
 
-def _kill_ranks(folder: Path) -> None:
-    """Those that have not begun to show signs of life too; what hangs hears nothing else."""
-    mark = f"{FOLDER}={folder}".encode()
+def _kill_ranks(folder: Path) -> int:
+    """Those that have not begun to show signs of life too; what hangs hears nothing else. Says how many there were."""
+    mark, killed = f"{FOLDER}={folder}".encode(), 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             is_child = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
             if is_child and mark in (process / "environ").read_bytes().split(b"\0"):
                 os.kill(int(process.name), signal.SIGKILL)
+                killed += 1
+    return killed
 
 
 def _signal_name(number: int) -> str:

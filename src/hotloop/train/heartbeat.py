@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from hotloop.core.live import Publisher
 from hotloop.train.collectives import last_collective
+from hotloop.train.progress import Span
 from hotloop.train.world import World
 
 _SECONDS = 0.5
@@ -38,7 +40,10 @@ class Heart:
     On SIGUSR2 the stacks of all threads go to a file, whatever Python is doing. Once there is a file `asked`, the last
     collective goes to another one.
 
+    What the loop tells is published, too, once there is a publisher.
+
     Attributes:
+        world: whose rank it is of.
         phase, step: set by the loop.
     """
 
@@ -46,17 +51,34 @@ class Heart:
         self.phase = "starting"
         self.step = 0
         self._beats = 0
-        self._world = world
+        self.world = world
+        self._publisher: Publisher | None = None
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     def beat(self) -> None:
         """Something has been done."""
         self._beats += 1
+        if self._publisher:
+            self._publisher.beat(self.step, self.phase)
+
+    def publish(self, publisher: Publisher) -> None:
+        """From now on there."""
+        self._publisher = publisher
+
+    def measured(self, span: Span, steps: int) -> None:
+        """So many steps took this."""
+        if self._publisher:
+            self._publisher.stepped(span.seconds, span.wait_seconds, span.samples, steps)
+
+    def planned(self, save_seconds: float) -> None:
+        """The next checkpoint is due in so long; 0: not by the clock."""
+        if self._publisher:
+            self._publisher.set(save_every_seconds=save_seconds)
 
     def __enter__(self) -> "Heart":
-        if self._world.folder:
-            self._stacks = stacks_file(Path(self._world.folder), self._world.rank).open("w")
+        if self.world.folder:
+            self._stacks = stacks_file(Path(self.world.folder), self.world.rank).open("w")
             faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True)
             self._write()
             self._thread = threading.Thread(target=self._run, name="hotloop-heartbeat", daemon=True)
@@ -73,25 +95,25 @@ class Heart:
             self._stacks.close()
 
     def _run(self) -> None:
-        folder = Path(self._world.folder)
+        folder = Path(self.world.folder)
         while not self._end.wait(_SECONDS):
             with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
                 self._write()
-                if asked_file(folder).exists() and not collective_file(folder, self._world.rank).exists():
+                if asked_file(folder).exists() and not collective_file(folder, self.world.rank).exists():
                     self._write_collective(folder)
 
     def _write_collective(self, folder: Path) -> None:
         last = ""
         with suppress(Exception):  # torch's recorder is not public; without it the report has the stacks
             last = last_collective()
-        unfinished = collective_file(folder, self._world.rank).with_suffix(".part")
+        unfinished = collective_file(folder, self.world.rank).with_suffix(".part")
         unfinished.write_text(last)
-        unfinished.replace(collective_file(folder, self._world.rank))
+        unfinished.replace(collective_file(folder, self.world.rank))
 
     def _write(self) -> None:
-        file = heartbeat_file(Path(self._world.folder), self._world.rank)
+        file = heartbeat_file(Path(self.world.folder), self.world.rank)
         unfinished = file.with_suffix(".part")
-        beat = Heartbeat(self._world.rank, os.getpid(), self._beats, self.step, self.phase)
+        beat = Heartbeat(self.world.rank, os.getpid(), self._beats, self.step, self.phase)
         unfinished.write_text(json.dumps(asdict(beat)))
         unfinished.replace(file)
 

@@ -120,6 +120,7 @@ class Loop:
         self._saving: _Begun | None = None
         expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)
         self._saves = SaveSchedule(job.checkpoint.every, expected)
+        parts.heart.planned(self._saves.every_seconds)
         self._losses = Losses(parts.step.losses, parts.train.dataset)
         self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
         self._prepares_apart = not prepares_in_step(parts.task)
@@ -241,6 +242,7 @@ class Loop:
     def _log(self, wait: bool = False) -> None:
         """Bring the losses that have arrived to the host and tell the observer."""
         span = self.data_meter.add(self._meter.take(), self._steps_since_log, self._parts.train.stages)
+        self._parts.heart.measured(span, self._steps_since_log)
         self._steps_since_log = 0
         self._logged = time.monotonic()
         self._since_log = self._since_log.plus(span)
@@ -374,6 +376,7 @@ class Loop:
             self._world.note("saved", str(path))
             seconds = time.perf_counter() - begun.started
             self._saves.saved(begun.stalled_seconds, seconds)
+            self._parts.heart.planned(self._saves.every_seconds)
             self._parts.observer.on(Saved(begun.progress, str(path), seconds, begun.stalled_seconds))
             if self._parts.copies:
                 self._parts.copies.begin(path)

@@ -31,6 +31,7 @@ from hotloop.train.decoding import Decoding
 from hotloop.train.examples import write_examples
 from hotloop.train.heartbeat import Heart
 from hotloop.train.host_memory import page_locked
+from hotloop.train.live import Published, publisher_of_rank
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
 from hotloop.train.patience import Patience, StopRequested
@@ -77,22 +78,15 @@ def train_job(
         heart = stack.enter_context(Heart(world))
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)
-        asked = job.preemption
-        watching = Preemption(
-            asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file
-        )
-        preemption = stack.enter_context(watching)
+        preemption = stack.enter_context(_preemption(job, observer, world, stop_file))
         ready = prepare(job, machine, observer.warn, world)
-        other = resume not in ("auto", "never") and world.first
-        named = named_checkpoint(Path(resume), observer.warn, lazily=True) if other else None
-        if resume == "never" and world.first and job.run.dir and (aside := set_aside(Path(job.run.dir))):
-            observer.warn(f"the earlier run is now {aside}")
+        named = _looked_up(job, resume, observer) if world.first else None
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
         ready, decoding = _with_decoder(ready, stack, observer.warn)
         train, val = _sources(ready, decoding, stack, patience)
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
         world.note("run", str(run.directory))
-        recorders = _recorders(job, run, stack) if world.first else []
+        recorders = [*(_recorders(job, run, stack) if world.first else []), _published(run, ready.job, heart, stack)]
         copies = _copies(job, run, resume, observer.warn, stack) if world.first and job.checkpoint.copy_to else None
         parts = Parts(
             job=ready.job,
@@ -110,6 +104,18 @@ def train_job(
             copies=copies,
         )
         return run, _Training(parts, machine, ready.choices).run(named)
+
+
+def _preemption(job: Job, observer: Observer, world: World, stop_file: str) -> Preemption:
+    asked = job.preemption
+    return Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file)
+
+
+def _looked_up(job: Job, resume: str, observer: Observer) -> Loaded | None:
+    """The checkpoint that was asked for by name; the run that is not to be continued steps aside."""
+    if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
+        observer.warn(f"the earlier run is now {aside}")
+    return None if resume in ("auto", "never") else named_checkpoint(Path(resume), observer.warn, lazily=True)
 
 
 _LOCK_SECONDS = 150.0
@@ -132,6 +138,14 @@ def _recorders(job: Job, run: Run, stack: ExitStack) -> list[Observer]:
     for recorder in recorders:
         stack.callback(recorder.close)
     return recorders
+
+
+def _published(run: Run, job: Job, heart: Heart, stack: ExitStack) -> Observer:
+    """Tells whoever watches the machine."""
+    publisher = publisher_of_rank(job.name, run, torch.device(job.device), heart.world)
+    stack.callback(publisher.close)
+    heart.publish(publisher)
+    return Published(publisher)
 
 
 def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack) -> Copies:

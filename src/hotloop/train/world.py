@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import Job
 from hotloop.core.units import count
 
@@ -260,12 +260,7 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     # Who has started the ranks looks after them, and can say which one hangs.
     timeout = timedelta(seconds=timeout_seconds * (_PATIENCE if folder else 1))
-    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
-        torch.cuda.set_device(local)
-        where = torch.device("cuda", local)
-        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=where)
-    else:
-        distributed.init_process_group("gloo", timeout=timeout)
+    group = _joined(device, local, timeout, folder)
     try:
         yield World(
             rank=distributed.get_rank(),
@@ -274,10 +269,38 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
             local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             restarts=int(os.environ.get(RESTARTS, "0")),
             folder=folder,
-            group=distributed.new_group(backend="gloo", timeout=timeout),
+            group=group,
         )
     finally:
         distributed.destroy_process_group()
+
+
+def _joined(device: str, local: int, timeout: timedelta, folder: str) -> Any:
+    """The group over the hosts' network, of all ranks.
+
+    Raises:
+        HotloopError: the others were not met.
+    """
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if on_gpu:
+        torch.cuda.set_device(local)
+    try:
+        if on_gpu:
+            where = torch.device("cuda", local)
+            distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=where)
+        else:
+            distributed.init_process_group("gloo", timeout=timeout)
+        return distributed.new_group(backend="gloo", timeout=timeout)
+    except (distributed.DistError, RuntimeError) as error:
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        if folder:
+            (Path(folder) / f"{PEER_LOST}-{rank}").touch()
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise HotloopError(
+            f"rank {rank} has not joined the other {count(int(size) - 1, 'rank')}",
+            next(iter(str(error).splitlines()), type(error).__name__),
+            f"see that all were started and reach {address}; GLOO_SOCKET_IFNAME chooses the network",
+        ) from error
 
 
 BY_OTHERS = (

@@ -1,7 +1,7 @@
 """Which settings are fastest: few trials, losers ended early, repeated until the order is certain.
 
-One setting after another is tried on top of the best so far; then optuna's sampler, which knows all trials, proposes
-combinations. https://optuna.readthedocs.io
+One setting after another is tried on top of the best so far, and those that changed little once more at the end; then
+optuna's sampler, which knows all trials, proposes combinations. https://optuna.readthedocs.io
 """
 
 import time
@@ -14,7 +14,7 @@ from statistics import fmean, median, pstdev, stdev
 import optuna
 
 from hotloop.core.errors import HotloopError
-from hotloop.core.tuning import DONE, FAILED, WORSE, Settings, Trial, Tuning
+from hotloop.core.tuning import DONE, FAILED, WORSE, Settings, Trial, Tuning, Value
 from hotloop.tune.running import Chunk, Failed, Running
 from hotloop.tune.space import Knob, size_of, start_of
 
@@ -49,6 +49,7 @@ _HOPELESS = 1.05
 """A trial that is certainly this many times as slow as the best is not measured on."""
 _CERTAIN = 2.0
 """Standard errors between two means that are told apart."""
+_LITTLE = 0.1
 _SAME = 0.01
 """Means that differ by less are as good as each other."""
 _FAR, _FEW = 2.0, 0.2
@@ -109,15 +110,25 @@ class Search:
         return self._concluded(target, ended)
 
     def _one_by_one(self) -> None:
+        """Each value on top of the best so far; those that changed little once more at the end, on top of what is best
+        then: what held steps up before has hidden what they bring.
+        """
+        little: list[tuple[Knob, Value, Settings]] = []
         for knob in self._space:
             for value in knob.values:
                 if self._is_idle(knob, self._best):
                     break
-                trial = self._tried({**self._best, knob.name: value})
+                before = self._best
+                trial = self._tried({**before, knob.name: value})
+                if abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE and self._best is before:
+                    little.append((knob, value, before))
                 best = self._best[knob.name]
                 ahead = knob.rises and (knob.counts or best != knob.values[0]) and value > best  # type: ignore[operator]
                 if ahead and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
                     break  # more will be slower yet
+        for knob, value, before in little:
+            if _key(before) != _key(self._best) and not self._is_idle(knob, self._best):
+                self._tried({**self._best, knob.name: value})
 
     def _is_idle(self, knob: Knob, settings: Settings) -> bool:
         """Whether it changes nothing here."""

@@ -46,6 +46,14 @@ class SaveSchedule:
         """Whether processes with clocks of their own may differ about when one is due."""
         return not isinstance(self._every, Interval) or self._every.unit == "seconds"
 
+    @property
+    def every_seconds(self) -> float:
+        """Between saves, as it looks now; 0 where steps or epochs are counted."""
+        if isinstance(self._every, Interval):
+            return self._every.amount if self._every.unit == "seconds" else 0.0
+        young = young_interval(self._stalled_seconds or self._FIRST_SAVE_SECONDS, self._interruption_seconds)
+        return max(young, self._save_seconds)
+
     def due(self, step: int, finished_epochs: int | None) -> bool:
         """Whether to save after `step`; `finished_epochs` counts them where one has just ended, None elsewhere."""
         since = self._clock() - self._last
@@ -61,7 +69,7 @@ class SaveSchedule:
             return False
         if finished_epochs is not None:
             return since >= 100 * self._stalled_seconds
-        return since >= young_interval(self._stalled_seconds or self._FIRST_SAVE_SECONDS, self._interruption_seconds)
+        return since >= self.every_seconds
 
     def saved(self, stalled_seconds: float, seconds: float) -> None:
         """A save has just been done: the training has waited so long for it, and until it was whole it took longer."""

@@ -1,0 +1,55 @@
+"""What it costs a training to be watched: the time that `hotloop.core.live` takes in a step of 5 ms.
+
+Steps are as in `hotloop run`: times added up, a sign of life; by the clock given a step is 5 ms, so that a file is
+written in every 200th. Goal: 0.1 % of the step.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from record import Figure, publish
+
+from hotloop.core.live import Publisher
+
+_STEP_SECONDS, _STEPS = 0.005, 20_000
+
+
+class Clock:
+    """One that moves by what a step takes."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def cost(folder: Path) -> float:
+    """Share of a step."""
+    clock = Clock()
+    publisher = Publisher(folder, clock, way="run", job="train", run="/tmp/run", gpu="GPU-1")
+    started = time.perf_counter()
+    for step in range(_STEPS):
+        clock.now += _STEP_SECONDS
+        publisher.stepped(_STEP_SECONDS, 0.0)
+        publisher.beat(step)
+    took = time.perf_counter() - started
+    publisher.close()
+    return took / _STEPS / _STEP_SECONDS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=21)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        shares = [cost(Path(folder)) for _ in range(arguments.rounds)]
+    content = {"goal": 0.001, "share_of_step": asdict(Figure.of(shares, "of a 5 ms step"))}
+    publish("live_cost", content, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

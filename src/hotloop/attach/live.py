@@ -1,0 +1,44 @@
+"""A script that trains, made known to whoever watches the machine."""
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hotloop.core.live import Publisher, live_folder
+
+
+def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publisher:
+    """What tells of this process until it ends.
+
+    Args:
+        device: of what is trained.
+        way: "run" or "profile".
+        folder: of this start, by whose name it is told from others of the same script.
+    """
+    publisher = Publisher(
+        live_folder(), way=way, job=script_name(), run=str(folder), rank=_number("RANK", 0),
+        ranks=_number("WORLD_SIZE", 1), gpu=gpu_uuid(torch, device), phase="step",
+    )  # fmt: skip
+    atexit.register(publisher.close)
+    return publisher
+
+
+def script_name() -> str:
+    """Of what this process runs: the file's, or the package's."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    return script.parent.name if script.stem == "__main__" else script.stem or "python"
+
+
+def gpu_uuid(torch: Any, device: Any) -> str:
+    """As NVML has it; "" for a CPU, and where torch does not tell."""
+    if device.type != "cuda":
+        return ""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{found}" if found else ""
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else otherwise

@@ -1,0 +1,168 @@
+"""The machines that train one model together: where they meet, and what they tell each other besides what ranks do.
+
+That one has ended for good, or starts its ranks again, is told through a small store on the first machine; else the
+others would wait for it as long as for one that is slow to come.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from hotloop.core.errors import HotloopError
+
+_HEARD_SECONDS, _LOOK_SECONDS = 5.0, 0.05
+"""For so long the first machine keeps its last word there for others."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines, and where they meet.
+
+    Attributes:
+        rank: the number of this one, from 0.
+        host: of the first machine, which all others reach.
+        port: there, for what machines tell each other; ranks meet at the next one, and after each restart at the one
+            after that, as what the ranks before have left may hold theirs.
+        id: the same on all machines, and another one for each start of the job.
+    """
+
+    number: int = 1
+    rank: int = 0
+    host: str = "localhost"
+    port: int = 0
+    id: str = "hotloop"
+
+    def place(self, restart: int) -> str:
+        """Where ranks meet."""
+        return f"{self.host}:{self.port + 1 + restart}"
+
+    def meeting(self, restart: int, timeout_seconds: float) -> dict[str, Any]:
+        """Of a start, in words of torchrun's LaunchConfig."""
+        name = f"{self.id}-{restart}"
+        if self.number == 1:
+            return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": name, "local_addr": "localhost"}
+        where = {"rdzv_backend": "static", "rdzv_endpoint": self.place(restart), "run_id": name}
+        return {**where, "rdzv_configs": {"rank": self.rank, "timeout": timeout_seconds}}
+
+
+ONE = Nodes()
+
+
+@dataclass(frozen=True)
+class End:
+    """A machine will not train on.
+
+    Attributes:
+        code: its exit code.
+        told: whether it has said so; else it cannot be reached any more.
+    """
+
+    code: int
+    text: str
+    told: bool = True
+
+
+class Machines:
+    """What they tell each other; a context manager. One machine alone tells nothing.
+
+    An error that leaves the block is told as this machine's end.
+
+    Args:
+        limit_seconds: for which the first machine is waited for.
+    """
+
+    def __init__(self, nodes: Nodes, limit_seconds: float) -> None:
+        self._nodes = nodes
+        self._limit = timedelta(seconds=limit_seconds)
+        self._store: TCPStore | None = None
+        self._lost = False
+        self._told = False
+
+    def __enter__(self) -> "Machines":
+        """Open the store, or begin to look for it.
+
+        Raises:
+            HotloopError: the port is taken.
+        """
+        if self._nodes.number == 1:
+            return self
+        if self._nodes.rank:
+            threading.Thread(target=self._join, name="hotloop-machines", daemon=True).start()
+            return self
+        try:
+            self._store = self._connected(first=True)
+        except (DistError, RuntimeError) as error:
+            raise HotloopError(
+                f"port {self._nodes.port} of this machine cannot be used", next(iter(str(error).splitlines()), ""),
+                "another port in --rdzv-endpoint, on all machines",
+            ) from error  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, HotloopError):
+            self.tell(End(error.exit_code, error.what))
+        if self._nodes.rank:
+            self._set(f"left-{self._nodes.rank}", "")
+        elif self._told:
+            self._wait_for_others()
+
+    def begin(self, restart: int) -> None:
+        """This machine starts its ranks, for the so-manieth time after the first."""
+        self._set(f"start-{restart}", "")
+
+    def tell(self, end: End) -> None:
+        """This machine ends; the first word counts."""
+        self._told = True
+        if not self._has("end"):
+            self._set("end", json.dumps(asdict(end)))
+
+    def over(self) -> End | None:
+        """Whether one has ended for good, and will not come to where ranks meet."""
+        if self._has("end"):
+            assert self._store
+            return End(**json.loads(self._store.get("end")))
+        return End(1, "the first machine is not there any more", told=False) if self._lost else None
+
+    def is_ahead(self, restart: int) -> bool:
+        """Whether another one has started its ranks once more than this one."""
+        return self._has(f"start-{restart + 1}")
+
+    def _join(self) -> None:
+        with suppress(DistError, RuntimeError):  # who never comes is told of where ranks meet
+            self._store = self._connected(first=False)
+            self._set(f"here-{self._nodes.rank}", "")
+
+    def _connected(self, first: bool) -> TCPStore:
+        nodes = self._nodes
+        return TCPStore(nodes.host, nodes.port, is_master=first, timeout=self._limit, wait_for_workers=False)
+
+    def _set(self, key: str, value: str) -> None:
+        self._asked(lambda store: store.set(key, value))
+
+    def _has(self, key: str) -> bool:
+        return bool(self._asked(lambda store: store.check([key])))
+
+    def _asked(self, question: Callable[[TCPStore], Any]) -> Any:
+        """None before there is a store, and once it is lost."""
+        if self._store and not self._lost:
+            try:
+                return question(self._store)
+            except DistError:
+                self._lost = True
+        return None
+
+    def _wait_for_others(self) -> None:
+        until, others = time.monotonic() + _HEARD_SECONDS, range(1, self._nodes.number)
+        here = [rank for rank in others if self._has(f"here-{rank}")]
+        while not all(self._has(f"left-{rank}") for rank in here) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,65 @@
+"""Ranks on the processors that lie next to their GPUs, where a machine has several memory nodes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_NOWHERE = -1
+
+
+def gpu_addresses(number: int) -> list[str]:
+    """Of the first GPUs that this process sees, as the kernel names them: "0000:19:00.0"."""
+    found = []
+    for index in range(min(number, torch.cuda.device_count())):
+        of: Any = torch.cuda.get_device_properties(index)
+        found.append(f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0")
+    return found
+
+
+def processors_next_to(gpus: Sequence[str], rank: int, allowed: set[int], root: Path = Path("/")) -> set[int]:
+    """The processors for a rank and its workers; empty where they may stay as they are.
+
+    That is, on one memory node, or if one of the nodes has none of these GPUs: its processors would be idle.
+
+    Args:
+        gpus: of all ranks of this machine, in their order.
+        rank: of which.
+        allowed: processors that this process may use.
+    """
+    nodes = {
+        int(folder.name.removeprefix("node")): _processors(folder / "cpulist") & allowed
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+    }
+    used = {node for node, processors in nodes.items() if processors}
+    of_gpus = [_node(root / "sys/bus/pci/devices" / gpu / "numa_node") for gpu in gpus]
+    return nodes[of_gpus[rank]] if len(used) > 1 and set(of_gpus) == used else set()
+
+
+def bind(rank: int, ranks: int) -> str:
+    """Keep this process and what it starts next to its GPU; says so in a line, "" if all may stay as it is."""
+    allowed = os.sched_getaffinity(0)
+    gpus = gpu_addresses(ranks)
+    chosen = processors_next_to(gpus, rank, allowed) if len(gpus) == ranks else set()
+    if not chosen:
+        return ""
+    os.sched_setaffinity(0, chosen)
+    return f"GPU {rank} trains on the {len(chosen)} of {len(allowed)} processors that lie next to it"
+
+
+def _node(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return _NOWHERE
+
+
+def _processors(file: Path) -> set[int]:
+    """A kernel's list, such as "0-3,8"."""
+    try:
+        parts = [part.partition("-") for part in file.read_text().strip().split(",") if part]
+        return {each for first, _, last in parts for each in range(int(first), int(last or first) + 1)}
+    except (OSError, ValueError):
+        return set()

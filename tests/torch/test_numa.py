@@ -1,0 +1,40 @@
+"""Which processors a rank is kept on."""
+
+from pathlib import Path
+
+import pytest
+
+from hotloop.train.numa import processors_next_to
+
+
+def machine(root: Path, nodes: dict[int, str], gpus: dict[str, int]) -> Path:
+    for node, processors in nodes.items():
+        folder = root / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(processors + "\n")
+    for gpu, node in gpus.items():
+        folder = root / f"sys/bus/pci/devices/{gpu}"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "allowed", "expected"),
+    [
+        ({0: "0-3", 1: "4-7"}, {"a": 0, "b": 1}, range(8), [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        ({0: "0-1,4-5", 1: "2-3,6-7"}, {"a": 1, "b": 0}, range(8), [{2, 3, 6, 7}, {0, 1, 4, 5}]),
+        ({0: "0-3", 1: "4-7"}, {"a": 0, "b": 1}, [0, 1, 6], [{0, 1}, {6}]),
+        ({0: "0-3", 1: "4-7"}, {"a": 0, "b": 0}, range(8), [set(), set()]),  # node 1 would be idle
+        ({0: "0-3", 1: "4-7"}, {"a": 0, "b": 1}, range(4), [set(), set()]),  # this process is on node 0 already
+        ({0: "0-7"}, {"a": 0, "b": 0}, range(8), [set(), set()]),
+        ({0: "0-7"}, {"a": -1, "b": -1}, range(8), [set(), set()]),  # a virtual machine that does not tell
+        ({0: "0-3", 1: "4-7", 2: ""}, {"a": 0, "b": 1}, range(8), [{0, 1, 2, 3}, {4, 5, 6, 7}]),  # memory alone
+        ({}, {}, range(8), [set(), set()]),
+    ],
+)
+def test_ranks_share_all_processors_each_next_to_its_gpu(
+    tmp_path: Path, nodes: dict[int, str], gpus: dict[str, int], allowed: range, expected: list[set[int]]
+) -> None:
+    root = machine(tmp_path, nodes, gpus)
+    assert [processors_next_to(["a", "b"], rank, set(allowed), root) for rank in range(2)] == expected

@@ -1,0 +1,237 @@
+"""What processes that train say of themselves: written, read, and not believed blindly."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop.core.live import FOLDER, Publisher, live_folder, publish, read_live
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def publisher(folder: Path, clock: Clock | None = None, **who: object) -> Publisher:
+    clock = clock or Clock()
+    return Publisher(folder, clock, clock, **{"way": "train", "job": "digits", **who})
+
+
+def test_what_is_published_is_read(tmp_path: Path) -> None:
+    clock = Clock()
+    ours = publisher(tmp_path / "live", clock, run="/runs/digits", rank=1, ranks=2, gpu="GPU-1", restarts=3)
+    ours.stepped(0.5, 0.125, samples=64)
+    ours.stepped(1.5, 0.125, samples=64, steps=2)
+    ours.set(loss=0.25, phase="step")
+    ours.note({"accuracy": 0.75})
+    ours.saved(seconds=3.0, stalled=0.5)
+    clock.now += 5
+    ours.beat(step=40)
+    (found,) = read_live(tmp_path / "live").processes
+    assert (found.pid, found.job, found.run, found.rank, found.ranks, found.gpu, found.restarts) == (
+        os.getpid(), "digits", "/runs/digits", 1, 2, "GPU-1", 3,
+    )  # fmt: skip
+    assert (found.step, found.steps, found.step_seconds, found.wait_seconds, found.samples) == (40, 3, 2.0, 0.25, 128)
+    assert (found.loss, found.phase, found.metrics) == (0.25, "step", {"accuracy": 0.75})
+    assert (found.saves, found.save_seconds, found.stalled_seconds, found.saved) == (1, 3.0, 0.5, 1000.0)
+    assert (found.begun, found.heartbeat) == (1000.0, 1005.0)
+    ours.close()
+    assert read_live(tmp_path / "live").processes == ()
+    assert list((tmp_path / "live").iterdir()) == []
+
+
+def test_a_file_is_written_once_a_second_at_most(tmp_path: Path) -> None:
+    clock = Clock()
+    ours = publisher(tmp_path, clock)
+    ours.beat(1)
+    for step in range(2, 100):
+        clock.now += 0.01
+        ours.beat(step)
+    assert read_live(tmp_path).processes[0].step == 1
+    clock.now += 0.1
+    ours.beat(100)
+    assert read_live(tmp_path).processes[0].step == 100
+
+
+def test_a_phase_is_told_at_once_and_is_a_sign_of_life(tmp_path: Path) -> None:
+    clock = Clock()
+    ours = publisher(tmp_path, clock)
+    ours.beat(1)
+    clock.now += 0.5
+    ours.enter("validating")
+    (found,) = read_live(tmp_path).processes
+    assert (found.phase, found.heartbeat) == ("validating", 1000.5)
+
+
+def test_a_process_that_was_killed_is_left_out_and_its_file_goes_with_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from hotloop.core.live import Publisher\n"
+        "Publisher(Path(sys.argv[1]), way='train', job='lost'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    assert len(list(tmp_path.iterdir())) == 1
+    seen = read_live(tmp_path)
+    assert seen.processes == ()
+    assert seen.ignored["ended"] == 1
+    publisher(tmp_path)
+    assert [live.job for live in read_live(tmp_path).processes] == ["digits"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_another_process_under_the_same_number_is_another_one(tmp_path: Path) -> None:
+    publisher(tmp_path).write()
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "started": content["started"] - 1}))
+    assert read_live(tmp_path).ignored == {"foreign": 0, "damaged": 0, "ended": 1}
+
+
+def test_a_process_in_another_container_lives_as_long_as_its_file_is_fresh(tmp_path: Path) -> None:
+    publisher(tmp_path).write()
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "namespace": 1, "pid": 2**22 + 1}))
+    written = file.stat().st_mtime
+    assert len(read_live(tmp_path, now=lambda: written + 600).processes) == 1
+    assert read_live(tmp_path, now=lambda: written + 7200).ignored["ended"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")
+def test_files_of_another_user_than_the_process_are_ignored(tmp_path: Path) -> None:
+    publisher(tmp_path).write()
+    (file,) = tmp_path.iterdir()
+    os.chown(file, 12345, 12345)
+    assert read_live(tmp_path).ignored["foreign"] == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "link", "pipe", "folder", "large", "version", "deep", "infinite"])
+def test_what_is_no_file_of_ours_is_counted_and_harms_nothing(tmp_path: Path, kind: str) -> None:
+    publisher(tmp_path).write()
+    (good,) = tmp_path.iterdir()
+    content = json.loads(good.read_text())
+    bad = tmp_path / "1-1.json"
+    match kind:
+        case "text":
+            bad.write_text("{half")
+        case "link":
+            bad.symlink_to(good)
+        case "pipe":
+            os.mkfifo(bad)
+        case "folder":
+            bad.mkdir()
+        case "large":
+            bad.write_text(json.dumps({**content, "job": "x" * 100_000}))
+        case "version":
+            bad.write_text(json.dumps({**content, "format": 99}))
+        case "deep":
+            bad.write_text("[" * 60_000)
+        case "infinite":
+            bad.write_text(json.dumps({**content, "heartbeat": float("inf")}))
+    seen = read_live(tmp_path)
+    assert [live.job for live in seen.processes] == ["digits"]
+    assert seen.ignored == {"foreign": 0, "damaged": 1, "ended": 0}
+
+
+def test_hostile_words_come_out_harmless(tmp_path: Path) -> None:
+    publisher(tmp_path, job="a\n\x1b[31m" + "b" * 1000).write()
+    (found,) = read_live(tmp_path).processes
+    assert found.job.startswith("a??[31mbbb")
+    assert len(found.job) == 200
+
+
+def test_a_loss_that_is_no_number_is_told_as_none(tmp_path: Path) -> None:
+    ours = publisher(tmp_path)
+    ours.set(loss=float("nan"))
+    ours.write()
+    assert read_live(tmp_path).processes[0].loss is None
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(changed=st.dictionaries(st.sampled_from(["pid", "job", "rank", "loss", "metrics", "heartbeat"]), json_values))
+def test_no_content_makes_reading_fail(tmp_path_factory: pytest.TempPathFactory, changed: dict[str, object]) -> None:
+    folder = tmp_path_factory.mktemp("live")
+    publisher(folder).write()
+    (file,) = folder.iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    seen = read_live(folder)
+    assert len(seen.processes) + sum(seen.ignored.values()) == 1
+
+
+def test_a_child_does_not_take_its_parents_file_away(tmp_path: Path) -> None:
+    ours = publisher(tmp_path)
+    if (child := os.fork()) == 0:
+        ours.set(job="child")
+        ours.write()
+        ours.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [live.job for live in read_live(tmp_path).processes] == ["digits"]
+
+
+def test_nothing_is_written_where_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    ours = publisher(file / "live")
+    ours.beat(1)
+    ours.close()
+    other = publisher(tmp_path / "live")
+    (tmp_path / "live").chmod(0o500)
+    other.beat(1)
+    other.close()
+
+
+def test_another_users_folder_is_not_used(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can make folders of others")
+    (tmp_path / "live").mkdir(mode=0o777)
+    os.chown(tmp_path / "live", 12345, 12345)
+    publisher(tmp_path / "live").write()
+    assert list((tmp_path / "live").iterdir()) == []
+
+
+def test_the_folder_is_asked_for_by_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert live_folder() == tmp_path
+    monkeypatch.setenv(FOLDER, "off")
+    assert live_folder() is None
+    monkeypatch.setenv(FOLDER, "")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert live_folder() in (tmp_path / "hotloop", Path("/run/hotloop"))
+
+
+def test_a_script_of_ones_own_is_made_known_by_its_figures(tmp_path: Path) -> None:
+    code = (
+        "import hotloop, os, sys; from pathlib import Path; from hotloop.core.live import read_live\n"
+        "hotloop.publish({'revenue': 3.5}, step=7)\n"
+        "(found,) = read_live(Path(os.environ['HOTLOOP_LIVE'])).processes\n"
+        "print(found.way, found.step, found.metrics)"
+    )
+    environment = {**os.environ, FOLDER: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "library 7 {'revenue': 3.5}\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_join_what_is_published_already(tmp_path: Path) -> None:
+    ours = publisher(tmp_path)
+    publish({"revenue": 3.5})
+    ours.write()
+    (found,) = read_live(tmp_path).processes
+    assert (found.way, found.metrics) == ("train", {"revenue": 3.5})
+    ours.close()
