@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from command import Command
 from pretended import pretend, record
+from runs import write_small_job
 from web import Served, served
 
 from hotloop.core.live import Publisher
@@ -243,3 +244,15 @@ def test_a_port_in_use_is_three_lines(hotloop: Command) -> None:
         finished = hotloop("serve", "--port", str(taken.getsockname()[1]), expect=2)
     assert [line.split(":")[0] for line in finished.err.splitlines()] == ["error", "cause", "fix"]
     assert "--port 0" in finished.err
+
+
+def test_a_training_is_shown_as_it_was(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
+    write_small_job(make_images, tmp_path)
+    hotloop("train", "job.toml", "--set", "run.dir=runs/real", expect=0)
+    with served(tmp_path / "runs", tmp_path / "live") as site:
+        page = site.get("/runs/real").text
+        for title in ("Loss by step. training:", "Validation: accuracy by epoch.", "Samples per second by step."):
+            assert title in page
+        assert "finished" in page
+        assert "step-00000018" in page
+        assert "real" in site.get("/runs/real/reports/report.html").text

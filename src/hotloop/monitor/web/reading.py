@@ -59,6 +59,12 @@ def read_rows(root: Path) -> list[Row]:
     return rows
 
 
+def find_row(root: Path, name: str) -> Row | None:
+    """The run of that name in a folder. It is looked up in the list: no path is made of a name that was asked for."""
+    run = next((run for run in list_runs(root) if run.name == name), None)
+    return _row(run) if run else None
+
+
 def _row(run: Run) -> Row:
     readable = not run.result_file.exists() or run.result_file.stat().st_size <= _MOST_FILE
     status = run.status() if readable else "damaged"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
@@ -74,9 +75,9 @@ class Site:
         match [unquote(part) for part in address.path.split("/")[1:]]:
             case [""]:
                 return self._page("runs.html", **self._list(query), live=self._live(), columns=_LIVE_COLUMNS)
-            case ["runs", name] if row := self._row(name):
+            case ["runs", name] if row := reading.find_row(self.root, name):
                 return self._run(row)
-            case ["runs", name, "reports", *parts] if row := self._row(name):
+            case ["runs", name, "reports", *parts] if row := reading.find_row(self.root, name):
                 return self._report(row.run, "/".join(parts))
             case ["compare"]:
                 return self._compare(query.get("run", []))
@@ -92,9 +93,6 @@ class Site:
     def refuse(self, status: HTTPStatus, why: str) -> Answer:
         """A page that says why there is no other."""
         return self._problem(status, why)
-
-    def _row(self, name: str) -> Row | None:
-        return next((row for row in reading.read_rows(self.root) if row.name == name), None)
 
     def _list(self, query: dict[str, list[str]]) -> dict[str, Any]:
         asked = {key: query.get(key, [""])[0][:200] for key in ("sort", "order", "find", "status")}
@@ -136,8 +134,8 @@ class Site:
         return Answer(HTTPStatus.OK, "text/html; charset=utf-8", content, _REPORT_POLICY)
 
     def _compare(self, names: list[str]) -> Answer:
-        rows = {row.name: row for row in reading.read_rows(self.root)}
-        chosen = [rows[name] for name in dict.fromkeys(names) if name in rows]
+        found = [reading.find_row(self.root, name) for name in dict.fromkeys(names)]
+        chosen = [row for row in found if row]
         if not 2 <= len(chosen) <= _MOST_COMPARED:
             why = f"{len(chosen)} chosen; between 2 and {_MOST_COMPARED} runs can be compared. Choose them in the list."
             return self._problem(HTTPStatus.BAD_REQUEST, why)
@@ -205,6 +203,7 @@ def _last(records: reading.Records) -> dict[str, Any]:
     return next((record for record in reversed(records.records) if record["event"] == "step"), {})
 
 
+@cache
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("hotloop.monitor.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True
