@@ -33,10 +33,10 @@ test-all: engines test
 
 engines:
 	@command -v slurmctld >/dev/null && command -v buildah >/dev/null && command -v mmdebstrap >/dev/null && \
-	  command -v prometheus >/dev/null || \
+	  command -v prometheus >/dev/null && command -v chromium >/dev/null || \
 	  { [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null && apt-get update --quiet=2 && \
 	    DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends \
-	      slurm-wlm munge buildah mmdebstrap tini prometheus >/dev/null; } || echo "without engines: their tests are skipped"
+	      slurm-wlm munge buildah mmdebstrap tini prometheus chromium >/dev/null; } || echo "without engines: their tests are skipped"
 
 lint: setup
 	$(BIN)/ruff format --check .

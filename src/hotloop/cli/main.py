@@ -28,6 +28,8 @@ _COMMANDS = {
     "job": ("hotloop.cli.job:job", "Write and check job files."),
     "data": ("hotloop.cli.data:data", "Look into data sets, and pack them."),
     "runs": ("hotloop.cli.runs:runs", "List and compare runs."),
+    "serve": ("hotloop.cli.serve:serve", "Show runs and live trainings in a browser."),
+    "monitor": ("hotloop.cli.monitor:monitor", "Write alert rules and dashboards for Prometheus and Grafana."),
     "checkpoint": ("hotloop.cli.checkpoint:checkpoint", "List, verify and convert checkpoints."),
 }
 """Command -> where it is, and its line in the help; a test holds the lines against the commands."""

@@ -170,7 +170,7 @@ class Run:
             fields = json.loads(self.result_file.read_text())
             metrics = {name: math.nan if value is None else value for name, value in fields["metrics"].items()}
             return Result(**{**fields, "metrics": metrics})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def status(self) -> Status:
