@@ -21,6 +21,7 @@ CALLS = {
     "error-profile": ["profile", "--", "no-such-program"],
     "resolve-help": ["resolve", "--help"],
     "error-resolve": ["resolve", "--gpu", "RTX 4091"],
+    "watch-help": ["watch", "--help"],
     "exporter-help": ["exporter", "--help"],
     "error-exporter": ["exporter", "--listen", "9400"],
     "launch-help": ["launch", "--help"],

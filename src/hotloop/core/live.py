@@ -223,7 +223,7 @@ def publish(metrics: Mapping[str, float], step: int | None = None) -> None:
     """
     if not _of_process:
         name = Path(sys.argv[0] if sys.argv else "").stem or "python"
-        atexit.register(Publisher(live_folder(), way="library", job=name, run=f"{name}-{os.getpid()}").close)
+        atexit.register(Publisher(live_folder(), way="library", job=name).close)
     publisher = _of_process[-1]
     publisher.note(metrics)
     if publisher.way == "library":

@@ -1,15 +1,16 @@
 """The names, words and units of all metrics of cards and jobs, and what of a reading goes into which."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hotloop.core.live import PHASES, Live
+from hotloop.core.live import PHASES
 from hotloop.monitor.jobs import run_name
 from hotloop.monitor.reading import Card, CardsReading, JobsReading
 
+PREFIX = "hotloop_"
 _CARD = ("uuid", "gpu")
 _JOB = ("job_name", "run", "rank")
 
@@ -28,7 +29,7 @@ class _Of:
     labels: tuple[str, ...] = ()
 
 
-_CARDS = (
+CARD_METRICS = (
     _Of("utilization", "gpu_utilization_ratio", "Share of the time in which any kernel ran."),
     _Of("memory_utilization", "gpu_memory_utilization_ratio", "Share of the time in which memory was read or written."),
     _Of("sm_active", "gpu_sm_active_ratio", "Share of the multiprocessors that were busy since the last reading."),
@@ -67,45 +68,44 @@ _CARDS = (
 
 @dataclass(frozen=True)
 class _OfJob:
-    """A metric of a process that trains; None where it is not known."""
+    """A metric of a process that trains.
 
+    Attributes:
+        field: of `Live`.
+        zero: whether 0 is a figure, and not that there is none.
+    """
+
+    field: str
     name: str
     help: str
-    value: Callable[[Live], float | None]
+    zero: bool = True
 
 
-_JOBS = (
-    _OfJob("job_heartbeat_timestamp_seconds", "When the process last did something, since 1970.",
-           lambda live: live.heartbeat),
-    _OfJob("job_start_timestamp_seconds", "When the process began to train, since 1970.", lambda live: live.begun),
-    _OfJob("job_step", "Step of the run.", lambda live: live.step),
-    _OfJob("job_steps_total", "Steps of this process.", lambda live: live.steps),
-    _OfJob("job_step_seconds_total", "Time that steps took, waiting for data included.",
-           lambda live: live.step_seconds),
-    _OfJob("job_data_wait_seconds_total", "Time of steps in which they waited for data.",
-           lambda live: live.wait_seconds),
-    _OfJob("job_samples_total", "Samples of this process.", lambda live: live.samples or None),
-    _OfJob("job_loss", "Loss of the last logged step.", lambda live: live.loss),
-    _OfJob("job_learning_rate", "Learning rate of the last logged step.", lambda live: live.learning_rate),
-    _OfJob("job_memory_bytes", "Most memory allocated on the card, or resident on a CPU.",
-           lambda live: live.memory_bytes or None),
-    _OfJob("job_checkpoints_total", "Checkpoints that the process has written.", lambda live: live.saves),
-    _OfJob("job_checkpoint_timestamp_seconds", "When the last checkpoint was whole, since 1970.",
-           lambda live: live.saved or None),
-    _OfJob("job_checkpoint_seconds", "Time from the last checkpoint's begin until it was whole.",
-           lambda live: live.save_seconds if live.saves else None),
-    _OfJob("job_checkpoint_stall_seconds_total", "Time in which training waited for checkpoints.",
-           lambda live: live.stalled_seconds),
-    _OfJob("job_checkpoint_interval_seconds", "Planned time between checkpoints.",
-           lambda live: live.save_every_seconds or None),
-    _OfJob("job_restarts_total", "How often the run was started again.", lambda live: live.restarts),
+JOB_METRICS = (
+    _OfJob("heartbeat", "job_heartbeat_timestamp_seconds", "When the process last did something, since 1970."),
+    _OfJob("begun", "job_start_timestamp_seconds", "When the process began to train, since 1970."),
+    _OfJob("step", "job_step", "Step of the run."),
+    _OfJob("steps", "job_steps_total", "Steps of this process."),
+    _OfJob("step_seconds", "job_step_seconds_total", "Time that steps took, waiting for data included."),
+    _OfJob("wait_seconds", "job_data_wait_seconds_total", "Time of steps in which they waited for data."),
+    _OfJob("samples", "job_samples_total", "Samples of this process.", zero=False),
+    _OfJob("loss", "job_loss", "Loss of the last logged step."),
+    _OfJob("learning_rate", "job_learning_rate", "Learning rate of the last logged step."),
+    _OfJob("memory_bytes", "job_memory_bytes", "Most memory allocated on the card, or resident on a CPU.", zero=False),
+    _OfJob("saves", "job_checkpoints_total", "Checkpoints that the process has written."),
+    _OfJob("saved", "job_checkpoint_timestamp_seconds", "When the last checkpoint was whole, since 1970.", zero=False),
+    _OfJob("save_seconds", "job_checkpoint_seconds", "Time from the last checkpoint's begin until it was whole.",
+           zero=False),
+    _OfJob("stalled_seconds", "job_checkpoint_stall_seconds_total", "Time in which training waited for checkpoints."),
+    _OfJob("save_every_seconds", "job_checkpoint_interval_seconds", "Planned time between checkpoints.", zero=False),
+    _OfJob("restarts", "job_restarts_total", "How often the run was started again."),
 )  # fmt: skip
 
 
 def family(name: str, words: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
     """A metric, counter if its name ends like one, with a row of labels' values for each number."""
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    made = kind(f"hotloop_{name}", words, labels=labels)
+    made = kind(PREFIX + name, words, labels=labels)
     for values, number in rows:
         made.add_metric(values, float(number))
     return made
@@ -121,7 +121,7 @@ def card_families(reading: CardsReading) -> Iterator[Metric]:
     parts = [(part, (part.uuid, who[1]), card.bus_id) for card, who in cards for part in card.instances]
     names += [((*who, part.name, bus, str(part.number)), 1.0) for part, who, bus in parts]
     yield from _filled("gpu_info", "Cards and their MIG instances.", (*_CARD, "name", "bus_id", "mig"), names)
-    for one in _CARDS:
+    for one in CARD_METRICS:
         rows = [row for card, who in cards for row in _rows(card, one, who)]
         if one.field in ("memory_used_bytes", "memory_total_bytes"):
             shares = [(who, getattr(part, one.field)) for part, who, _ in parts]
@@ -136,9 +136,10 @@ def job_families(reading: JobsReading) -> Iterator[Metric]:
     yield from _filled("job_info", "Processes that train.", (*_JOB, "ranks", "way", "uuid"), facts)
     phases = [((*who, phase), float(live.phase == phase)) for live, who in jobs for phase in PHASES]
     yield from _filled("job_phase", "1 for what the process does now.", (*_JOB, "phase"), phases)
-    for one in _JOBS:
-        values = [(who, one.value(live)) for live, who in jobs]
-        yield from _filled(one.name, one.help, _JOB, [(who, value) for who, value in values if value is not None])
+    for one in JOB_METRICS:
+        values = [(who, getattr(live, one.field)) for live, who in jobs]
+        rows = [(who, value) for who, value in values if value is not None and (value or one.zero)]
+        yield from _filled(one.name, one.help, _JOB, rows)
     own = [((*who, name), value) for live, who in jobs for name, value in live.metrics.items()]
     yield from _filled("job_metric", "The user's own metrics, and a validation's.", (*_JOB, "metric"), own)
 

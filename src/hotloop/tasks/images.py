@@ -6,11 +6,11 @@ Shape suffixes: B batch, H height, W width, C channels, K classes.
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.transforms import v2
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import ImagesTask, Job
@@ -21,6 +21,9 @@ from hotloop.data.images import CenterCrop, ImageFiles, RandomCrop
 from hotloop.tasks.augment import RANDOM_NUMBERS, Crops
 from hotloop.tasks.models import build_model
 from hotloop.tasks.task import IGNORED, RANDOM, Example, Split, Task, Tensors
+
+if TYPE_CHECKING:  # used by few jobs, and torchvision takes most of a second to load
+    from torchvision.transforms import v2
 
 
 class ImageClassification(Task):
@@ -156,11 +159,13 @@ class ImageClassification(Task):
 
     def _middle(self, images_BCHW: Tensor) -> Tensor:
         """The middle of images that have another size than the model sees, resized with antialiasing."""
+        from torchvision.transforms.v2 import functional as v2
+
         height, width = images_BCHW.shape[2:]
         side = max(1, round(min(height, width) * self.settings.center_crop))
         size = self.settings.image_size
-        middle = v2.functional.center_crop(images_BCHW, [side, side])
-        resized: Tensor = v2.functional.resize(middle, [size, size], antialias=True)
+        middle = v2.center_crop(images_BCHW, [side, side])
+        resized: Tensor = v2.resize(middle, [size, size], antialias=True)
         return resized
 
     @cached_property
@@ -169,17 +174,25 @@ class ImageClassification(Task):
         return Crops(augment.crop_scale, augment.crop_ratio, augment.flip, augment.shift)
 
     @cached_property
-    def _randaugment(self) -> v2.Transform | None:
+    def _randaugment(self) -> "v2.Transform | None":
         magnitude = self.settings.augment.randaugment
-        return v2.RandAugment(magnitude=magnitude) if magnitude else None
+        if not magnitude:
+            return None
+        from torchvision.transforms import v2
+
+        return v2.RandAugment(magnitude=magnitude)
 
     @cached_property
-    def _mix(self) -> v2.Transform | None:
+    def _mix(self) -> "v2.Transform | None":
         classes = len(self.train_images.classes)
         augment = self.settings.augment
+        if not (augment.mixup or augment.cutmix):
+            return None
+        from torchvision.transforms import v2
+
         mixes: list[v2.Transform] = []
         if augment.mixup:
             mixes.append(v2.MixUp(alpha=augment.mixup, num_classes=classes))
         if augment.cutmix:
             mixes.append(v2.CutMix(alpha=augment.cutmix, num_classes=classes))
-        return v2.RandomChoice(mixes) if mixes else None
+        return v2.RandomChoice(mixes)

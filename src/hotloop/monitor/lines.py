@@ -1,0 +1,86 @@
+"""A watched host in words and columns, for a terminal."""
+
+from collections.abc import Sequence
+
+from hotloop.core.units import format_bytes, format_seconds
+from hotloop.monitor.reading import Card
+from hotloop.monitor.watched import Job
+
+CARD_COLUMNS = ("GPU", "name", "busy", "tensor", "memory", "power", "temp", "state")
+JOB_COLUMNS = ("job", "rank", "phase", "step", "a step", "wait", "loss", "step time lately")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_DASH = "–"
+
+
+def card_cells(card: Card) -> tuple[str, ...]:
+    """In the order of `CARD_COLUMNS`."""
+    if not card.answers:
+        return (str(card.index), card.name or _DASH, *[_DASH] * 5, "no answer")
+    busy = card.sm_active if card.sm_active is not None else card.utilization
+    power = f"{card.power_watts:.0f} W" if card.power_watts is not None else _DASH
+    celsius = card.temperatures_celsius.get("gpu")
+    held = [reason.replace("_", " ") for reason, on in card.throttled.items() if on]
+    return (
+        str(card.index), card.name.removeprefix("NVIDIA "), _share(busy), _share(card.tensor_active), _memory(card),
+        power, f"{celsius:.0f} °C" if celsius is not None else _DASH, ", ".join(held),
+    )  # fmt: skip
+
+
+def job_cells(job: Job, width: int = 16) -> tuple[str, ...]:
+    """In the order of `JOB_COLUMNS`.
+
+    Args:
+        width: of the line of step times.
+    """
+    live = job.live
+    rank = f"{live.rank}/{live.ranks}" if live.ranks > 1 else _DASH
+    loss = f"{live.loss:.4g}" if live.loss is not None else _DASH
+    step = format_seconds(job.step_seconds) if job.step_seconds is not None else _DASH
+    return (
+        live.job, rank, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss,
+        spark(job.recent[-width:]),
+    )  # fmt: skip
+
+
+def details(job: Job) -> list[tuple[str, str]]:
+    """All that is known of a job."""
+    live, card = job.live, job.card
+    pairs = [
+        ("verdict", job.verdict or "nothing stands out"),
+        ("started by", f"hotloop {live.way}" if live.way != "library" else "a script of its own"),
+        ("run", live.run),
+        ("process", f"{live.pid}, rank {live.rank} of {live.ranks}" if live.pid else f"rank {live.rank}"),
+        ("card", f"GPU {card.index}, {card.name}" if card else live.gpu or "none: it trains on the CPU"),
+        ("phase", f"{live.phase}, step {live.step:,}"),
+        ("last sign of life", f"{format_seconds(job.silent_seconds)} ago"),
+        ("samples/s", f"{job.samples_per_second:,.0f}" if job.samples_per_second else ""),
+        ("waits for data", _share(job.wait_share)),
+        ("memory", format_bytes(live.memory_bytes) if live.memory_bytes else ""),
+        ("learning rate", f"{live.learning_rate:.4g}" if live.learning_rate is not None else ""),
+        ("checkpoints", f"{live.saves}, the last in {format_seconds(live.save_seconds)}" if live.saves else "none yet"),
+        ("restarts", str(live.restarts) if live.restarts else ""),
+        *((name, f"{value:.6g}") for name, value in live.metrics.items()),
+    ]
+    return [(name, text) for name, text in pairs if text and text != _DASH]
+
+
+def verdicts(jobs: Sequence[Job]) -> list[str]:
+    """What stands out, a line a job, the worst first."""
+    found = sorted((job for job in jobs if job.verdict), key=lambda job: job.urgency)
+    return [f"{job.live.job}, rank {job.live.rank}: {job.verdict}" for job in found]
+
+
+def spark(values: Sequence[float]) -> str:
+    """Values as blocks of eight heights, from 0 to the largest."""
+    most = max(values, default=0.0)
+    return "".join(_BLOCKS[round(7 * value / most)] for value in values) if most > 0 else ""
+
+
+def _share(value: float | None) -> str:
+    return _DASH if value is None else f"{value:.0%}"
+
+
+def _memory(card: Card) -> str:
+    if card.memory_used_bytes is None or not card.memory_total_bytes:
+        return _DASH
+    return f"{card.memory_used_bytes / 2**30:.0f}/{card.memory_total_bytes / 2**30:.0f} GiB"

@@ -1,0 +1,151 @@
+"""The live page of `hotloop watch`: cards and jobs of a host in a terminal."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import ClassVar
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Static
+from textual.worker import get_current_worker
+
+from hotloop.core.errors import HotloopError
+from hotloop.core.units import count
+from hotloop.monitor.lines import CARD_COLUMNS, JOB_COLUMNS, card_cells, details, job_cells, verdicts
+from hotloop.monitor.watched import Job, View, Watched
+
+_ORDERS: dict[str, Callable[[Job], object]] = {
+    "name": lambda job: (job.live.job, job.live.run, job.live.rank),
+    "wait for data": lambda job: -(job.wait_share or 0.0),
+    "silence": lambda job: -job.silent_seconds,
+    "step time": lambda job: -(job.step_seconds or 0.0),
+}
+
+
+class Watch(App[None]):
+    """Looks every `interval` seconds, in a thread: a card that hangs does not stop the page."""
+
+    TITLE = "hotloop watch"
+    CSS = """
+    #head { height: 1; background: $primary-background; padding: 0 1; }
+    #cards { height: auto; max-height: 50%; }
+    #jobs { height: 1fr; }
+    #verdict { height: auto; max-height: 3; padding: 0 1; color: $text-warning; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort", "Sort"),
+        Binding("enter", "details", "Details", priority=True),
+        Binding("q", "quit", "Quit"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, watched: Watched, place: str, interval: float) -> None:
+        super().__init__()
+        self._watched, self._place, self._interval = watched, place, interval
+        self._jobs: list[Job] = []
+        self._order = "name"
+        self._looking = False
+
+    def compose(self) -> ComposeResult:
+        yield Static("reading …", id="head")
+        yield DataTable(id="cards", cursor_type="none", zebra_stripes=True)
+        yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
+        yield Static(id="verdict")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._table("cards").add_columns(*CARD_COLUMNS)
+        self._table("jobs").add_columns(*JOB_COLUMNS)
+        self._table("jobs").focus()
+        self._look()
+        self.set_interval(self._interval, self._look)
+
+    def _look(self) -> None:
+        if not self._looking:  # a host that answers slowly is not asked twice at once
+            self._looking = True
+            self.run_worker(self._read, thread=True, exit_on_error=False)
+
+    def _read(self) -> None:
+        worker = get_current_worker()
+        try:
+            found: View | HotloopError = self._watched.look()
+        except HotloopError as error:
+            found = error
+        if not worker.is_cancelled:
+            self.call_from_thread(self._show, found)
+
+    def _show(self, found: View | HotloopError) -> None:
+        self._looking = False
+        head = self.query_one("#head", Static)
+        if isinstance(found, HotloopError):
+            head.update(Text(f"{self._place}: {found.what}: {found.cause}", style="bold red"))
+            return
+        driver = f"driver {found.driver}" if found.driver else "no driver"
+        there = f"{count(len(found.cards), 'GPU')}, {count(len(found.jobs), 'rank')}"
+        head.update(Text(f"{self._place}  {there}  {driver}  {datetime.now():%H:%M:%S}  by {self._order}"))
+        self._fill("cards", [(str(card.index), card_cells(card)) for card in found.cards])
+        self._jobs = sorted(found.jobs, key=_ORDERS[self._order])  # type: ignore[arg-type]
+        width = max(8, self.size.width - 64)
+        self._fill("jobs", [(f"{job.live.job} {job.live.run} {job.live.rank}", job_cells(job, width))
+                            for job in self._jobs])  # fmt: skip
+        self._tell()
+
+    def _fill(self, name: str, rows: list[tuple[str, tuple[str, ...]]]) -> None:
+        table = self._table(name)
+        row, across = table.cursor_row, table.scroll_offset
+        table.clear()
+        for key, cells in rows:
+            table.add_row(*map(Text, cells), key=key)
+        table.move_cursor(row=min(row, max(0, len(rows) - 1)), animate=False)
+        table.scroll_to(*across, animate=False)
+
+    def _tell(self) -> None:
+        """What stands out, beneath the tables."""
+        lines = verdicts(self._jobs)
+        more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+        self.query_one("#verdict", Static).update(Text("\n".join(lines[:2]) + more))
+
+    def action_sort(self) -> None:
+        """By the next order."""
+        names = list(_ORDERS)
+        self._order = names[(names.index(self._order) + 1) % len(names)]
+        self._look()
+
+    def action_details(self) -> None:
+        """Of the job under the cursor."""
+        row = self._table("jobs").cursor_row
+        if isinstance(self.screen, Details):
+            self.pop_screen()
+        elif row < len(self._jobs):
+            self.push_screen(Details(self._jobs[row]))
+
+    def _table(self, name: str) -> DataTable[Text]:
+        return self.query_one(f"#{name}", DataTable)
+
+
+class Details(ModalScreen[None]):
+    """All that is known of a job."""
+
+    CSS = """
+    Details { align: center middle; }
+    #details { width: 90%; height: auto; max-height: 90%; border: round $primary; padding: 0 1; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def compose(self) -> ComposeResult:
+        pairs = details(self._job)
+        table = Table.grid(padding=(0, 2))
+        for name, value in pairs:
+            table.add_row(Text(name, style="bold"), Text(value))
+        with VerticalScroll(id="details") as box:
+            box.border_title = self._job.live.job
+            yield Static(table)
+        yield Footer()

@@ -1,0 +1,123 @@
+"""A host as it is watched: its cards and jobs, how fast steps are lately, and what stands out."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hotloop.core.live import Live
+from hotloop.core.units import format_seconds
+from hotloop.monitor.reading import Card, Host
+
+_KEPT = 60
+"""Looks at a job that its line of step times is made of."""
+_SILENT_SECONDS = 120.0
+_NOTHING = 9
+_WAITING, _IDLE = 0.2, 0.5
+"""Shares: of a step spent waiting for data, and of a busy card, from which on they are worth a word."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process that trains, as it was lately.
+
+    Attributes:
+        card: that it trains on; None on a CPU, or where the card is not told.
+        step_seconds, wait_share, samples_per_second: since the look before; None if it has done no step since.
+        recent: seconds of a step at each of the last looks, the newest last.
+        silent_seconds: since its last sign of life.
+        verdict: what stands out, and what to type; "" if nothing does.
+        urgency: of the verdict: 0 is worst.
+    """
+
+    live: Live
+    card: Card | None
+    step_seconds: float | None
+    wait_share: float | None
+    samples_per_second: float | None
+    recent: tuple[float, ...]
+    silent_seconds: float
+    verdict: str
+    urgency: int
+
+
+@dataclass(frozen=True)
+class View:
+    """What one look found."""
+
+    cards: tuple[Card, ...]
+    jobs: tuple[Job, ...]
+    driver: str
+    seconds: float
+
+
+class Watched:
+    """Looks at a host again and again. Not for several threads."""
+
+    def __init__(
+        self, host: Host, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    ) -> None:
+        self._host, self._clock, self._now = host, clock, now
+        self._before: dict[tuple[str, str, int], Live] = {}
+        self._recent: dict[tuple[str, str, int], deque[float]] = {}
+
+    def look(self) -> View:
+        """Read the host once.
+
+        Raises:
+            HotloopError: it cannot be read.
+        """
+        begun = self._clock()
+        cards, lives = self._host.cards(), self._host.jobs().jobs
+        by_uuid = {card.uuid: card for card in cards.cards}
+        jobs = tuple(self._job(live, by_uuid.get(live.gpu)) for live in lives)
+        there = {_key(live) for live in lives}
+        for gone in self._before.keys() - there:
+            del self._before[gone]
+            self._recent.pop(gone, None)
+        driver = cards.driver.version if cards.driver else ""
+        return View(tuple(cards.cards), jobs, driver, self._clock() - begun)
+
+    def _job(self, live: Live, card: Card | None) -> Job:
+        key = _key(live)
+        before = self._before.get(key)
+        self._before[key] = live
+        if before and live.steps < before.steps:  # it was started again
+            before = None
+        steps = live.steps - (before.steps if before else 0)
+        seconds = live.step_seconds - (before.step_seconds if before else 0.0)
+        waited = live.wait_seconds - (before.wait_seconds if before else 0.0)
+        samples = live.samples - (before.samples if before else 0)
+        recent = self._recent.setdefault(key, deque(maxlen=_KEPT))
+        if steps:
+            recent.append(seconds / steps)
+        step_seconds = recent[-1] if recent else None
+        wait_share = waited / seconds if steps and seconds else None
+        silent = max(0.0, self._now() - live.heartbeat)
+        urgency, verdict = next(_found(live, card, wait_share, silent), (_NOTHING, ""))
+        return Job(
+            live=live, card=card, step_seconds=step_seconds, wait_share=wait_share,
+            samples_per_second=samples / seconds if steps and seconds and samples else None,
+            recent=tuple(recent), silent_seconds=silent, verdict=verdict, urgency=urgency,
+        )  # fmt: skip
+
+
+def _key(live: Live) -> tuple[str, str, int]:
+    return live.job, live.run, live.rank
+
+
+def _found(live: Live, card: Card | None, wait_share: float | None, silent_seconds: float) -> Iterator[tuple[int, str]]:
+    """What stands out, the worst first. Who validates, saves or begins may be slow."""
+    trains = live.phase in ("step", "loading")
+    if card and not card.answers:
+        yield 0, f"GPU {card.index} does not answer: hotloop doctor"
+    if trains and silent_seconds > _SILENT_SECONDS:
+        yield 1, f"no sign of life for {format_seconds(silent_seconds)}: it may hang"
+    held = [reason.replace("_", " ") for reason, on in card.throttled.items() if on] if card else []
+    if card and any(word in reason for reason in held for word in ("thermal", "slowdown", "brake")):
+        yield 2, f"GPU {card.index} is held down: {', '.join(held)}: hotloop doctor"
+    if trains and wait_share is not None and wait_share > _WAITING:
+        yield 3, f"waits for data in {wait_share:.0%} of its time: hotloop profile names the cause"
+    busy = (card.sm_active if card.sm_active is not None else card.utilization) if card else None
+    if trains and busy is not None and busy < _IDLE:
+        yield 4, f"its GPU is busy for {busy:.0%} and data is there: hotloop profile names the cause"

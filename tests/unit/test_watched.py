@@ -1,0 +1,103 @@
+"""A host as it is watched: rates between looks, what stands out, and the same over the network."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="no hotloop[monitor]")
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hotloop.core.live import Live
+from hotloop.monitor.demo import Demo
+from hotloop.monitor.lines import spark
+from hotloop.monitor.metrics import Metrics
+from hotloop.monitor.reading import Card, CardsReading, JobsReading
+from hotloop.monitor.remote import cards_of, jobs_of
+from hotloop.monitor.watched import Watched
+
+NOW = 1_000_000.0
+CARD = Card(0, "GPU-1", name="NVIDIA H200", sm_active=0.9, throttled={"power_cap": True, "thermal_hardware": False})
+LIVE = Live(
+    pid=1, started=1, namespace=1, way="train", job="digits", run="/runs/a", gpu="GPU-1", phase="step", heartbeat=NOW,
+    step=100, steps=100, step_seconds=10.0, wait_seconds=0.1, samples=6400,
+)  # fmt: skip
+
+
+class Fixed:
+    """A host that has what it is given."""
+
+    def __init__(self, live: Live = LIVE, card: Card = CARD) -> None:
+        self.live, self.card = live, card
+
+    def cards(self) -> CardsReading:
+        return CardsReading(cards=(self.card,))
+
+    def jobs(self) -> JobsReading:
+        return JobsReading((self.live,))
+
+    def close(self) -> None: ...
+
+
+def watched(host: Fixed) -> Watched:
+    return Watched(host, lambda: 0.0, lambda: NOW)
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    host = Fixed()
+    looks = watched(host)
+    (first,) = looks.look().jobs
+    assert (first.step_seconds, first.wait_share, first.samples_per_second) == (0.1, pytest.approx(0.01), 640)
+    host.live = replace(LIVE, steps=110, step_seconds=14.0, wait_seconds=2.1, samples=7040)
+    (second,) = looks.look().jobs
+    assert (second.step_seconds, second.wait_share, second.samples_per_second) == (0.4, 0.5, 160)
+    assert second.recent == (0.1, 0.4)
+    (third,) = looks.look().jobs
+    assert (third.step_seconds, third.wait_share, third.recent) == (0.4, None, (0.1, 0.4)), "no step since"
+    host.live = replace(LIVE, steps=5, step_seconds=1.0, wait_seconds=0.0)
+    assert looks.look().jobs[0].step_seconds == 0.2, "it was started again"
+
+
+@pytest.mark.parametrize(
+    ("live", "card", "verdict"),
+    [
+        ({}, {}, ""),
+        ({"wait_seconds": 5.0}, {}, "waits for data in 50% of its time"),
+        ({"wait_seconds": 5.0, "phase": "validating"}, {}, ""),
+        ({"heartbeat": NOW - 600}, {}, "no sign of life for 10 min 00 s: it may hang"),
+        ({"heartbeat": NOW - 600, "phase": "saving"}, {}, ""),
+        ({"heartbeat": NOW - 600, "phase": "starting"}, {}, ""),
+        ({"heartbeat": NOW + 600}, {}, ""),
+        ({}, {"sm_active": 0.2}, "its GPU is busy for 20% and data is there"),
+        ({}, {"sm_active": None, "utilization": 0.2}, "its GPU is busy for 20%"),
+        ({}, {"sm_active": None}, ""),
+        ({}, {"throttled": {"thermal_hardware": True}}, "GPU 0 is held down: thermal hardware"),
+        ({}, {"answers": False}, "GPU 0 does not answer"),
+        ({"gpu": ""}, {"answers": False}, ""),
+    ],
+)
+def test_what_stands_out(live: dict[str, object], card: dict[str, object], verdict: str) -> None:
+    (job,) = watched(Fixed(replace(LIVE, **live), replace(CARD, **card))).look().jobs  # type: ignore[arg-type]
+    assert job.verdict.startswith(verdict)
+    assert bool(job.verdict) == bool(verdict)
+
+
+def test_an_exporters_text_holds_all_that_the_host_has() -> None:
+    host = Demo(now=lambda: 1_790_000_000.0)
+    families = list(text_string_to_metric_families(generate_latest(Metrics(host)).decode()))
+    read, cards = cards_of(families), host.cards()
+    assert read.driver == cards.driver
+    assert [replace(card, instances=()) for card in read.cards] == [replace(card, instances=()) for card in cards.cards]
+    expected = [
+        replace(live, pid=0, started=0, namespace=0, run=live.run.rpartition("/")[2]) for live in host.jobs().jobs
+    ]
+    assert sorted(jobs_of(families), key=lambda live: (live.job, live.rank)) == sorted(
+        expected, key=lambda live: (live.job, live.rank)
+    )
+
+
+def test_a_line_of_blocks() -> None:
+    assert spark([]) == ""
+    assert spark([0.0, 0.0]) == ""
+    assert spark([1.0, 2.0, 4.0, 8.0]) == "▂▃▅█"
