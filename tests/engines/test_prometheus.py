@@ -18,6 +18,7 @@ import pytest
 from exporter import certificate, exporter, no_openssl
 
 from hotloop.core.live import Publisher
+from hotloop.monitor.rules import rules
 
 MISSING = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
 pytestmark = [
@@ -58,12 +59,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def prometheus(folder: Path, port: int, **scrape: Any) -> Iterator[Prometheus]:
-    """One that scrapes a port of this machine every second."""
+def prometheus(folder: Path, port: int, rules: str = "", **scrape: Any) -> Iterator[Prometheus]:
+    """One that scrapes a port of this machine, and looks at rules, every second."""
+    (folder / "rules.yml").write_text(re.sub(r"interval: \d+s", "interval: 1s", rules))
     job = {"job_name": "hotloop", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}], **scrape}
     content: Mapping[str, Any] = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
         "scrape_configs": [job],
+        "rule_files": ["rules.yml"],
     }
     (folder / "prometheus.yml").write_text(json.dumps(content))
     own = free_port()
@@ -120,6 +123,23 @@ def test_prometheus_comes_by_tls_and_with_a_password(tmp_path: Path) -> None:
         with prometheus(tmp_path, running.port, **scrape) as watching:
             assert len(watching.wait_for("hotloop_gpu_reading_ok == 1")) == 8
             assert watching.ask("hotloop_exporter_authentication_failures_total")[0]["value"][1] == "0"
+
+
+def test_an_alert_fires_while_a_training_hangs_and_clears_once_it_goes_on(tmp_path: Path) -> None:
+    late = [7200.0]
+    publisher = Publisher(tmp_path / "live", now=lambda: time.time() - late[0], way="train", job="long", phase="step")
+    try:
+        publisher.stepped(1.0, 0.1, steps=10)
+        publisher.write()
+        with exporter(tmp_path) as running, prometheus(tmp_path, running.port, rules("")) as watching:
+            firing = "ALERTS{alertname='HotloopHang', alertstate='firing'}"
+            (alert,) = watching.wait_for(firing)
+            assert (alert["metric"]["job_name"], alert["metric"]["severity"]) == ("long", "critical")
+            late[0] = 0.0
+            publisher.enter("step")
+            watching.wait_for(f"absent({firing}) and on () hotloop_job_steps_total == 10")
+    finally:
+        publisher.close()
 
 
 def test_an_exporter_that_is_started_again_loses_nothing_of_a_jobs_totals(tmp_path: Path) -> None:
