@@ -12,7 +12,7 @@ import hotloop
 SOURCE = Path(hotloop.__file__).parent
 LAYERS = [
     "core", "versions", "doctor", "image", "explain", "attach", "data", "pages", "kernels", "tasks", "train", "profile",
-    "accelerate", "tune", "launch", "monitor", "cli",
+    "accelerate", "tune", "launch", "monitor", "plan", "cli",
 ]  # fmt: skip
 """From the ground up: a package imports those before it, and itself."""
 WITH_TORCH = {"kernels", "tasks", "train", "accelerate"}

@@ -1,18 +1,10 @@
 """When the next checkpoint is due."""
 
-import math
 import time
 from collections.abc import Callable
 
+from hotloop.core.save_interval import young_interval
 from hotloop.core.units import Interval
-
-
-def young_interval(save_seconds: float, interruption_seconds: float) -> float:
-    """Seconds between saves that lose least: sqrt(2 · cost of a save · mean time between interruptions).
-
-    Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
-    """
-    return math.sqrt(2 * save_seconds * interruption_seconds)
 
 
 class SaveSchedule:

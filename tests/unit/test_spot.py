@@ -1,0 +1,165 @@
+"""Machines that may be taken away: the formulae against trainings that are played through."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop.core.errors import InputError
+from hotloop.core.save_interval import daly_interval, young_interval
+from hotloop.plan.lifetime import Empirical, First, Lifetime, Observed, Weibull, fitted
+from hotloop.plan.replay import Life, bands, observed, read_trace, replay
+from hotloop.plan.spot import Costs, best_interval, outlook, price
+
+HOUR = 3600.0
+
+
+def drawn(lifetime: Weibull, chance: random.Random) -> float:
+    return chance.weibullvariate(lifetime.scale, lifetime.shape)
+
+
+def played(lifetime: Weibull, interval: float, costs: Costs, lives: int) -> float:
+    """Share of the paid time that is work that counts, of so many machines."""
+    chance = random.Random(1)
+    useful = paid = 0.0
+    for _ in range(lives):
+        life = drawn(lifetime, chance)
+        there = max(0.0, life - costs.restart)
+        if chance.random() < costs.noticed:
+            useful += max(0.0, there - costs.save) * interval / (interval + costs.save)
+        else:
+            useful += there // (interval + costs.save) * interval
+        paid += life
+    return useful / paid
+
+
+@pytest.mark.parametrize("shape", [0.7, 1.0, 2.0])
+@pytest.mark.parametrize("noticed", [0.0, 0.8])
+def test_the_share_of_work_is_that_of_machines_played_through(shape: float, noticed: float) -> None:
+    lifetime, costs = Weibull.of_mean(4 * HOUR, shape), Costs(30.0, restart=300.0, wait=600.0, noticed=noticed)
+    found = outlook(lifetime, 1200.0, costs)
+    assert found.paid_share == pytest.approx(played(lifetime, 1200.0, costs, 200_000), abs=0.005)
+    parts = found.paid_share + found.lost_share + found.save_share + found.restart_share
+    assert parts == pytest.approx(1.0, abs=1e-3)
+    assert found.share == pytest.approx(found.paid_share * 4 * HOUR / (4 * HOUR + 600.0))
+
+
+@settings(max_examples=20)
+@given(mean=st.floats(600, 1e6), save=st.floats(0.5, 60))
+def test_without_memory_the_best_interval_is_dalys(mean: float, save: float) -> None:
+    found, expected = best_interval(Weibull(mean), Costs(save)), daly_interval(save, mean)
+    by_formula = outlook(Weibull(mean), expected, Costs(save))
+    assert found.paid_share == pytest.approx(by_formula.paid_share, abs=2e-3)
+    assert daly_interval(save, mean) == pytest.approx(young_interval(save, mean), rel=0.3)
+
+
+def test_an_interval_far_from_the_best_costs_more() -> None:
+    lifetime, costs = Weibull(HOUR, 0.8), Costs(20.0, restart=120.0)
+    best = best_interval(lifetime, costs)
+    for factor in (0.1, 10.0):
+        assert outlook(lifetime, best.interval * factor, costs).paid_share < best.paid_share - 0.05
+
+
+@settings(max_examples=25, deadline=None)
+@given(shape=st.floats(0.5, 3.0), mean=st.floats(100, 1e5), seed=st.integers(0, 99))
+def test_a_fit_finds_what_lives_were_drawn_from(shape: float, mean: float, seed: int) -> None:
+    chance, truth = random.Random(seed), Weibull.of_mean(mean, shape)
+    limit = 1.5 * mean  # those that live longer are still there
+    lives = [drawn(truth, chance) for _ in range(3000)]
+    found = fitted([Observed(min(life, limit), life <= limit) for life in lives])
+    assert found.shape == pytest.approx(shape, rel=0.12)
+    assert found.mean == pytest.approx(mean, rel=0.12)
+
+
+def test_what_was_observed_counts_as_it_was() -> None:
+    """By hand: of three, one is lost after 10 s; of two, one after 20 s; the last is still there after 30 s."""
+    lifetime = Empirical([Observed(10.0), Observed(20.0), Observed(30.0, ended=False)])
+    times = np.array([0.0, 9.9, 10.0, 19.9, 20.0, 30.0])
+    assert lifetime.survival(times) == pytest.approx([1, 1, 2 / 3, 2 / 3, 1 / 3, 1 / 3])
+    assert lifetime.mean == pytest.approx(10 + 20 / 3 + 10 / 3 + (1 / 3) / (2 / 60))
+
+
+@settings(max_examples=25)
+@given(lives=st.lists(st.floats(1, 1e5), min_size=2, max_size=40))
+def test_the_mean_of_lives_that_all_ended_is_their_mean(lives: list[float]) -> None:
+    assert Empirical([Observed(life) for life in lives]).mean == pytest.approx(sum(lives) / len(lives), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("machines", "together", "mean"), [(1, 0.0, 1.0), (4, 0.0, 0.25), (4, 1.0, 1.0), (4, 0.5, 0.4)]
+)
+def test_the_first_loss_of_several(machines: int, together: float, mean: float) -> None:
+    found: Lifetime = First(Weibull(HOUR), machines, together)
+    assert found.mean == pytest.approx(mean * HOUR, rel=1e-3)
+
+
+def test_what_work_costs() -> None:
+    found = outlook(Weibull(4 * HOUR), 1200.0, Costs(30.0, restart=300.0))
+    cost = price(1.0, 3.0, found)
+    assert cost.useful_hour == pytest.approx(1.0 / found.paid_share)
+    assert cost.saving == pytest.approx(1 - cost.useful_hour / 3.0)
+    assert price(cost.ceiling, 3.0, found).saving == pytest.approx(0.0, abs=1e-9)
+    assert price(3.0, 3.0, found).saving < 0, "at the same price it does not pay"
+
+
+def test_a_trace_by_hand() -> None:
+    """Saves after each 10 s of work cost 1 s, a restart 2 s, and after a loss 5 s go by."""
+    lives, costs = [Life(0, 30), Life(50, 100)], Costs(1.0, restart=2.0, wait=5.0)
+    found = replay(lives, 40.0, 10.0, costs, start=0.0)
+    # 28 s after the restart: two windows of work, 20 s. From 50 on: 2 s, then 20 s of work and two saves.
+    assert (found.wall, found.paid, found.interruptions) == (74.0, 54.0, 1)
+    later = replay(lives, 40.0, 10.0, costs, start=99.0)
+    assert later.interruptions == 2, "it goes on at the trace's begin"
+
+
+def test_bands_agree_with_the_formula_for_long_trainings() -> None:
+    chance, truth, now, lives = random.Random(3), Weibull.of_mean(2 * HOUR, 0.8), 0.0, []
+    for _ in range(3000):
+        end = now + drawn(truth, chance)
+        lives.append(Life(now, end))
+        now = end + 60.0
+    costs = Costs(20.0, restart=180.0)
+    low, middle, high = bands(lives, 100 * HOUR, 900.0, costs, starts=60)
+    expected = 100 * HOUR / outlook(Empirical(observed(lives)), 900.0, costs).paid_share
+    assert low.wall <= middle.wall <= high.wall
+    assert middle.paid == pytest.approx(expected, rel=0.05)
+
+
+def test_traces_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("start,end,ended\n2026-01-05T08:00,2026-01-05T09:30,1\n2026-01-05T10:00,2026-01-05T12:00,0\n")
+    assert [(one.seconds, one.ended) for one in observed(read_trace(file))] == [(5400.0, True), (7200.0, False)]
+    file.write_text("start,end\n0,3600\n4000,5000.5\n")
+    assert [life.end for life in read_trace(file)] == [3600.0, 5000.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no interruption"),
+        ("start,end\n", "has no interruption"),
+        ("start,end,ended\n0,1,0\n", "has no interruption"),
+        ("begin,end\n0,1\n", "line 2: no start and end"),
+        ("start,end\n0\n", "line 2: no start and end"),
+        ("start,end\n0,soon\n", "line 2: no start and end"),
+        ("start,end\n0,inf\n", "line 2: no start and end"),
+        ("start,end\n0,10\n5,20\n", "line 3: from 5 to 20"),
+        ("start,end\n10,10\n", "line 2: from 10 to 10"),
+    ],
+)
+def test_a_trace_that_is_none_says_where(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_trace(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trace(tmp_path / "none.csv")
+
+
+def test_intervals_for_saves_that_never_pay() -> None:
+    assert daly_interval(100.0, 40.0) == 40.0
+    assert math.isinf(price(1.0, 2.0, outlook(Weibull(10.0, 5.0), 100.0, Costs(1.0))).useful_hour)
