@@ -21,6 +21,8 @@ CALLS = {
     "error-profile": ["profile", "--", "no-such-program"],
     "resolve-help": ["resolve", "--help"],
     "error-resolve": ["resolve", "--gpu", "RTX 4091"],
+    "plan-help": ["plan", "--help"],
+    "plan-spot-help": ["plan", "spot", "--help"],
     "watch-help": ["watch", "--help"],
     "exporter-help": ["exporter", "--help"],
     "error-exporter": ["exporter", "--listen", "9400"],

@@ -19,6 +19,7 @@ _COMMANDS = {
     "profile": ("hotloop.cli.profile:profile", "Say where the time of a training goes, and prove it."),
     "run": ("hotloop.cli.run:run", "Run a training script faster, without changing it."),
     "tune": ("hotloop.cli.tune:tune", "Find faster settings by short trials."),
+    "plan": ("hotloop.cli.plan:plan", "Say what a training will need and cost, before it starts."),
     "launch": ("hotloop.cli.launch:launch", "Start a job on an engine: this machine, or a cluster."),
     "doctor": ("hotloop.cli.doctor:doctor", "Say what is wrong with this machine, and what to type."),
     "explain": ("hotloop.cli.explain:explain", "Say what ended a run, from its log, and what to type."),

@@ -1,7 +1,6 @@
 """`hotloop tune`."""
 
 import importlib.util
-import re
 import shlex
 import signal
 import sys
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.cli.duration import Duration
 from hotloop.core.units import count, format_seconds
 
 if TYPE_CHECKING:
     from hotloop.core.job import Job
     from hotloop.core.tuning import Settings, Trial, Tuning
     from hotloop.tune.space import Knob
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 class _JobOrCommand(click.Command):
@@ -33,18 +31,8 @@ class _JobOrCommand(click.Command):
         return ["[OPTIONS] JOB | -- COMMAND..."]
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", str(value).strip())
-        if not found or not float(found[1]):
-            self.fail(f"{value!r} is no duration: 90s, 5m, 1h", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
-
-
 @click.command(cls=_JobOrCommand, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--budget", type=_Duration(), default="5m", show_default=True, help="Time for all trials together.")
+@click.option("--budget", type=Duration(), default="5m", show_default=True, help="Time for all trials together.")
 @click.option("--level", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
               help="A script: what `hotloop run` may change.")  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A job: lay a value over the file's.")

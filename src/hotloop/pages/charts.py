@@ -53,6 +53,7 @@ class Chart:
     from_zero: bool = False
     marks: bool = False
     log: bool = False
+    log_x: bool = False
 
     def to_svg(self) -> Markup:
         """The chart as an SVG element."""
@@ -70,7 +71,11 @@ class Chart:
                 axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=None))
             if self.percent or self.from_zero:
                 axes.set_ylim(bottom=0)
-            axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True, nbins=6))
+            if self.log_x:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            else:
+                axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True, nbins=6))
             if len(self.series) > 1:
                 axes.legend()
             file = io.StringIO()

@@ -1,0 +1,109 @@
+"""Whether spot machines pay for a training, how far apart it should save, and what may come of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotloop.core.save_interval import daly_interval, young_interval
+from hotloop.plan.lifetime import Empirical, First, Lifetime, Weibull, fitted
+from hotloop.plan.replay import Life, Replayed, bands, observed
+from hotloop.plan.spot import Costs, Outlook, Price, best_interval, outlook, price
+
+_ENOUGH = 10
+"""Losses from which on a distribution is taken as it was observed; of fewer, a Weibull distribution is fitted."""
+_CURVE = 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked.
+
+    Attributes:
+        mean, shape: of the lifetime of one machine, in seconds, where there are no `lives`.
+        lives: what was observed of machines.
+        machines: that train together; `together`: share of the losses that take all of them.
+        interval: seconds between saves; 0: the best.
+        spot, on_demand: prices of one machine's hour; 0: not known.
+        work: seconds of it, on all machines; 0: not known.
+    """
+
+    costs: Costs
+    mean: float = 0.0
+    shape: float = 1.0
+    lives: tuple[Life, ...] = ()
+    machines: int = 1
+    together: float = 0.0
+    interval: float = 0.0
+    spot: float = 0.0
+    on_demand: float = 0.0
+    work: float = 0.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is found. Times in seconds; prices are of all machines.
+
+    Attributes:
+        lifetime: how one machine's is described.
+        mean: of one machine; `first`: until the first of all is lost.
+        young, daly: intervals by these formulae, which know no restarts and risks that stay the same.
+        curve: intervals, and the share of the paid time that is work.
+        wall, paid: that the work is expected to take, and that is paid for; 0 where it is not known.
+        low, middle, high: of trainings played through: by wall time the 5th, 50th and 95th of a hundred.
+    """
+
+    lifetime: str
+    mean: float
+    first: float
+    outlook: Outlook
+    young: float
+    daly: float
+    curve: tuple[tuple[float, float], ...]
+    price: Price | None
+    wall: float
+    paid: float
+    cost: float
+    low: Replayed | None
+    middle: Replayed | None
+    high: Replayed | None
+
+
+def advise(asked: Asked) -> Advice:
+    """Some 300 intervals, each in about a millisecond."""
+    described, one = _lifetime(asked)
+    group: Lifetime = First(one, asked.machines, asked.together) if asked.machines > 1 else one
+    best = outlook(group, asked.interval, asked.costs) if asked.interval else best_interval(group, asked.costs)
+    cost = None
+    if asked.spot and asked.on_demand:
+        cost = price(asked.spot * asked.machines, asked.on_demand * asked.machines, best)
+    played: Sequence[Replayed | None] = (None, None, None)
+    if asked.work and asked.lives and asked.machines == 1:
+        played = bands(asked.lives, asked.work, best.interval, asked.costs)
+    first = group.mean
+    wall = asked.work / best.share if best.share else 0.0
+    paid = asked.work / best.paid_share if best.paid_share else 0.0
+    return Advice(
+        lifetime=described, mean=one.mean, first=first, outlook=best,
+        young=young_interval(asked.costs.save, first), daly=daly_interval(asked.costs.save, first),
+        curve=_curve(group, best.interval, asked.costs), price=cost, wall=wall, paid=paid,
+        cost=paid / 3600 * asked.spot * asked.machines, low=played[0], middle=played[1], high=played[2],
+    )  # fmt: skip
+
+
+def _lifetime(asked: Asked) -> tuple[str, Lifetime]:
+    if not asked.lives:
+        risk = "whose risk stays" if asked.shape == 1 else f"of Weibull's shape {asked.shape:g}"
+        return f"a mean, {risk}", Weibull.of_mean(asked.mean, asked.shape)
+    machines = observed(asked.lives)
+    lost = {one.seconds for one in machines if one.ended}
+    if len(lost) >= _ENOUGH:
+        return f"as observed, {sum(one.ended for one in machines)} losses", Empirical(machines)
+    if len(lost) < 2:
+        total = sum(one.seconds for one in machines)
+        return "one loss observed, whose risk stays", Weibull(total / sum(one.ended for one in machines))
+    found = fitted(machines)
+    return f"fitted to {sum(one.ended for one in machines)} losses, Weibull's shape {found.shape:.2g}", found
+
+
+def _curve(lifetime: Lifetime, best: float, costs: Costs) -> tuple[tuple[float, float], ...]:
+    intervals = [best * 30 ** (2 * step / (_CURVE - 1) - 1) for step in range(_CURVE)]
+    return tuple((one, outlook(lifetime, one, costs).paid_share) for one in intervals)

@@ -1,0 +1,62 @@
+"""`hotloop plan spot`: what it says, and what it refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command import Command
+
+SPOT = ("plan", "spot", "--lifetime", "6h", "--save", "2s")
+
+
+def test_whether_spot_pays_and_how_far_apart_to_save(hotloop: Command) -> None:
+    done = hotloop(*SPOT, "--price", "1.9", "--on-demand", "4.1", "--work", "40h", expect=0)
+    assert "a machine lives 6 h 00 min (a mean, whose risk stays)" in done.out
+    assert "is saved; spot pays up to" in done.out
+    assert "40 h 00 min of work take about" in done.out
+    found = json.loads(hotloop(*SPOT, "--price", "1.9", "--on-demand", "4.1", "--json", expect=0).out)
+    assert found["outlook"]["interval"] == pytest.approx(found["daly"], rel=0.1)
+    assert found["price"]["saving"] > 0.5
+
+
+def test_where_it_does_not_pay_that_is_said(hotloop: Command) -> None:
+    done = hotloop(*SPOT, "--price", "4.1", "--on-demand", "4.1", expect=0)
+    assert "spot does not pay" in done.out
+
+
+def test_several_machines_are_lost_sooner_and_less_so_in_one_zone(hotloop: Command) -> None:
+    def first(*options: str) -> float:
+        return float(json.loads(hotloop(*SPOT, *options, "--json", expect=0).out)["first"])
+
+    assert first("--machines", "4") < first("--machines", "4", "--together", "0.8") < first()
+
+
+def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_path: Path) -> None:
+    lines = ["start,end", *(f"{10_000 * number},{10_000 * number + 4000 + 400 * number}" for number in range(12))]
+    (tmp_path / "trace.csv").write_text("\n".join(lines) + "\n")
+    trace = ("--trace", str(tmp_path / "trace.csv"), "--save", "2s", "--work", "10h")
+    done = hotloop("plan", "spot", *trace, "--page", str(tmp_path / "spot.html"), expect=0)
+    assert "as observed, 12 losses" in done.out
+    assert "played through the trace from 200 moments" in done.out
+    page = (tmp_path / "spot.html").read_text()
+    assert "Share of the paid time that is work" in page
+    assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?https?:""", page), "nothing is loaded from elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--save", "2s"), "one of --lifetime and --trace is needed"),
+        (("--lifetime", "6h"), "Missing option '--save'"),
+        (("--lifetime", "6h", "--trace", "x", "--save", "2s"), "one of --lifetime and --trace is needed"),
+        (("--lifetime", "soon", "--save", "2s"), "'soon' is no duration"),
+        (("--lifetime", "0h", "--save", "2s"), "'0h' is no duration"),
+        (("--lifetime", "6h", "--save", "2s", "--price", "1"), "--price and --on-demand go together"),
+        (("--lifetime", "6h", "--save", "2s", "--noticed", "2"), "2.0 is not in the range"),
+        (("--trace", "none.csv", "--save", "2s"), "none.csv cannot be read"),
+        (("--lifetime", "6h", "--save", "2s", "--page", "/proc/none/page.html"), "cannot write"),
+    ],
+)
+def test_bad_input(hotloop: Command, options: tuple[str, ...], said: str) -> None:
+    assert said in hotloop("plan", "spot", *options, expect=2).err
