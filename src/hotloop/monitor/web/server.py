@@ -1,10 +1,13 @@
 """HTTP for the pages, by the standard library: a few readers on one machine need nothing that has to be installed."""
 
 import ipaddress
+import socket
 import sys
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from typing import Any
 
 from hotloop.core.errors import InputError
 from hotloop.monitor.web.site import Answer, Site
@@ -22,6 +25,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], site: Site) -> None:
         self.site = site
+        self._open: set[socket.socket] = set()
         self.name = address[0]
         try:
             super().__init__(address, _Handler)
@@ -33,6 +37,23 @@ class Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Listen, without asking a name server for this machine's name."""
         TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give it a thread."""
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """It is answered."""
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Listen no more; browsers keep connections in store, which nobody waits for."""
+        super().server_close()
+        for request in list(self._open):
+            with suppress(OSError):  # it has just ended
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A reader that has gone is no error."""
