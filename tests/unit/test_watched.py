@@ -54,7 +54,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert (second.step_seconds, second.wait_share, second.samples_per_second) == (0.4, 0.5, 160)
     assert second.recent == (0.1, 0.4)
     (third,) = looks.look().jobs
-    assert (third.step_seconds, third.wait_share, third.recent) == (0.4, None, (0.1, 0.4)), "no step since"
+    assert (third.step_seconds, third.wait_share, third.recent) == (0.4, 0.5, (0.1, 0.4)), "no step since"
     host.live = replace(LIVE, steps=5, step_seconds=1.0, wait_seconds=0.0)
     assert looks.look().jobs[0].step_seconds == 0.2, "it was started again"
 

@@ -1,7 +1,6 @@
 """A host as it is watched: its cards and jobs, how fast steps are lately, and what stands out."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ class Job:
 
     Attributes:
         card: that it trains on; None on a CPU, or where the card is not told.
-        step_seconds, wait_share, samples_per_second: since the look before; None if it has done no step since.
+        step_seconds, wait_share, samples_per_second: between the last two looks in which it did steps; None before.
         recent: seconds of a step at each of the last looks, the newest last.
         silent_seconds: since its last sign of life.
         verdict: what stands out, and what to type; "" if nothing does.
@@ -58,8 +57,7 @@ class Watched:
         self, host: Host, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
     ) -> None:
         self._host, self._clock, self._now = host, clock, now
-        self._before: dict[tuple[str, str, int], Live] = {}
-        self._recent: dict[tuple[str, str, int], deque[float]] = {}
+        self._before: dict[tuple[str, str, int], Job] = {}
 
     def look(self) -> View:
         """Read the host once.
@@ -74,31 +72,33 @@ class Watched:
         there = {_key(live) for live in lives}
         for gone in self._before.keys() - there:
             del self._before[gone]
-            self._recent.pop(gone, None)
         driver = cards.driver.version if cards.driver else ""
         return View(tuple(cards.cards), jobs, driver, self._clock() - begun)
 
     def _job(self, live: Live, card: Card | None) -> Job:
         key = _key(live)
         before = self._before.get(key)
-        self._before[key] = live
-        if before and live.steps < before.steps:  # it was started again
+        if before and live.steps < before.live.steps:  # it was started again
             before = None
-        steps = live.steps - (before.steps if before else 0)
-        seconds = live.step_seconds - (before.step_seconds if before else 0.0)
-        waited = live.wait_seconds - (before.wait_seconds if before else 0.0)
-        samples = live.samples - (before.samples if before else 0)
-        recent = self._recent.setdefault(key, deque(maxlen=_KEPT))
-        if steps:
-            recent.append(seconds / steps)
-        step_seconds = recent[-1] if recent else None
-        wait_share = waited / seconds if steps and seconds else None
+        self._before[key] = job = self._since(before, live, card)
+        return job
+
+    def _since(self, before: Job | None, live: Live, card: Card | None) -> Job:
+        """As it was since the look before; where it has done no step since, as it was then."""
+        past = before.live if before else Live(0, 0, 0, way="", job="")
+        steps, seconds = live.steps - past.steps, live.step_seconds - past.step_seconds
+        recent = before.recent if before else ()
+        wait_share = before.wait_share if before else None
+        rate = before.samples_per_second if before else None
+        if steps and seconds:
+            recent = (*recent, seconds / steps)[-_KEPT:]
+            wait_share = (live.wait_seconds - past.wait_seconds) / seconds
+            rate = (live.samples - past.samples) / seconds or None
         silent = max(0.0, self._now() - live.heartbeat)
         urgency, verdict = next(_found(live, card, wait_share, silent), (_NOTHING, ""))
         return Job(
-            live=live, card=card, step_seconds=step_seconds, wait_share=wait_share,
-            samples_per_second=samples / seconds if steps and seconds and samples else None,
-            recent=tuple(recent), silent_seconds=silent, verdict=verdict, urgency=urgency,
+            live=live, card=card, step_seconds=recent[-1] if recent else None, wait_share=wait_share,
+            samples_per_second=rate, recent=recent, silent_seconds=silent, verdict=verdict, urgency=urgency,
         )  # fmt: skip
 
 
