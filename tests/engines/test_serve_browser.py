@@ -100,6 +100,7 @@ def test_a_page_says_when_what_it_shows_may_be_old(shown: Page, address: str, tr
     shown.open(address)
     trainings.broken = True
     shown.until("document.getElementById('live-status').innerText.includes('may be old')")
+    assert "first-1" in shown.value("document.getElementById('live').innerText"), "it stays there"
     trainings.broken = False
     shown.until("document.getElementById('live-status').innerText === ''")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,10 +191,14 @@ def test_nothing_is_written_where_that_cannot_be(tmp_path: Path) -> None:
     ours = publisher(file / "live")
     ours.beat(1)
     ours.close()
-    other = publisher(tmp_path / "live")
-    (tmp_path / "live").chmod(0o500)
+    assert file.read_bytes() == b""
+    clock = Clock()
+    other = publisher(tmp_path / "live", clock)
+    shutil.rmtree(tmp_path / "live")
+    clock.now += 60
     other.beat(1)
     other.close()
+    assert not (tmp_path / "live").exists()
 
 
 def test_another_users_folder_is_not_used(tmp_path: Path) -> None:
