@@ -211,6 +211,27 @@ def doctor_deep(result: dict[str, Any]) -> tuple[str, str]:
     return "`hotloop doctor --deep`: kernels, matrices, copies, links, disks", text
 
 
+def live_cost(result: dict[str, Any]) -> tuple[str, str]:
+    share = result["share_of_step"]
+    text = f"{share['median']:.3%} ({share['low']:.3%} to {share['high']:.3%}) of a step of 5 ms, n = {share['n']}"
+    return "what being watched costs a training", text
+
+
+def exporter(result: dict[str, Any]) -> tuple[str, str]:
+    ours = result["hotloop"]
+    rival = next((name for name in result if name.startswith("nvitop-exporter")), "")
+    text = (
+        f"{1000 * ours['cpu_seconds_each']['median']:.1f} ms of CPU, n = {ours['cpu_seconds_each']['n']}, "
+        f"{ours['resident_bytes'] / 1e6:.0f} MB"
+    )
+    if rival:
+        text += (
+            f"; {rival}, which knows no jobs, {1000 * result[rival]['cpu_seconds_each']['median']:.1f} ms, "
+            f"{result[rival]['resident_bytes'] / 1e6:.0f} MB"
+        )
+    return "`hotloop exporter`: a scrape a second of 8 pretended cards and 8 jobs", text
+
+
 def tune(result: dict[str, Any]) -> tuple[str, str]:
     text = (
         f"{result['from_best']:.1%} from the best of {result['combinations']}, at {result['cost']:.0%} of a grid's cost"
@@ -233,6 +254,8 @@ ROWS = {
     "any_script_cpu": any_script,
     "tune_cpu": tune,
     "doctor_deep": doctor_deep,
+    "live_cost": live_cost,
+    "exporter": exporter,
     "explain": explain,
     "demo_epoch": demo_epoch,
     "first_batch": first_batch,
