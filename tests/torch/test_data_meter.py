@@ -89,7 +89,7 @@ def test_a_run_says_what_held_it_up(
     }  # fmt: skip
     result = train_job(parse_job(raw, "job"), read_machine(), Observer())[1]
     assert result.steps == 48
-    assert 0 < result.data_speed_share < 0.9  # 0.3 on a machine that does nothing else
+    assert 0 < result.data_speed_share < 0.9  # how far below depends on what else the machine does
     assert result.data_slow == guilty
     assert result.decode == "cpu"
 
