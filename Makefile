@@ -4,26 +4,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 DIGITS := examples/digits/images
 
-.PHONY: demo test test-all engines test-commands test-engines test-others lint docs lock setup
+.PHONY: demo test test-all engines test-commands test-others lint docs lock setup
 .DELETE_ON_ERROR:
 
 demo: setup $(DIGITS)/.done
 	$(BIN)/hotloop train examples/digits/job.toml
 
-# Many tests wait for processes that they have started: those of commands and of engines run beside the others.
+# Many tests wait for processes that they have started: the commands' run beside the others.
 test: lint
-	$(MAKE) --jobs 3 --keep-going test-commands test-engines test-others
+	$(MAKE) --jobs 2 --keep-going test-commands test-others
 
 test-commands: setup
 	$(call pytest,commands,tests/cli)
 
-test-engines: setup
-	$(call pytest,engines,tests/engines)
-
 test-others: setup
-	$(call pytest,others,--ignore tests/cli --ignore tests/engines)
+	$(call pytest,others,--ignore tests/cli)
 
-# Three parts on two cores are no even machine: what has failed is run once more.
+# Two halves on two cores are no even machine: what has failed is run once more.
 define pytest
 $(BIN)/pytest --durations 25 -o cache_dir=.pytest_cache/$(1) $(2) || { [ $$? -eq 1 ] && echo "once more, what has failed:" && \
   $(BIN)/pytest -o cache_dir=.pytest_cache/$(1) --last-failed $(2); }
