@@ -2,11 +2,10 @@
 
 import atexit
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from hotloop.core.live import Publisher, live_folder
+from hotloop.core.live import Publisher, live_folder, script_name
 
 
 def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publisher:
@@ -23,12 +22,6 @@ def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publ
     )  # fmt: skip
     atexit.register(publisher.close)
     return publisher
-
-
-def script_name() -> str:
-    """Of what this process runs: the file's, or the package's."""
-    script = Path(sys.argv[0] if sys.argv else "")
-    return script.parent.name if script.stem == "__main__" else script.stem or "python"
 
 
 def gpu_uuid(torch: Any, device: Any) -> str:

@@ -222,12 +222,17 @@ def publish(metrics: Mapping[str, float], step: int | None = None) -> None:
         step: how far the training is; known where hotloop trains.
     """
     if not _of_process:
-        name = Path(sys.argv[0] if sys.argv else "").stem or "python"
-        atexit.register(Publisher(live_folder(), way="library", job=name).close)
+        atexit.register(Publisher(live_folder(), way="library", job=script_name()).close)
     publisher = _of_process[-1]
     publisher.note(metrics)
     if publisher.way == "library":
         publisher.beat(step or 0)
+
+
+def script_name() -> str:
+    """Of what this process runs: the file's, or the package's."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    return script.parent.name if script.stem == "__main__" else script.stem or "python"
 
 
 def read_live(folder: Path, proc: Path = Path("/proc"), now: Callable[[], float] = time.time) -> Seen:
