@@ -30,11 +30,12 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart."""
+    """One line of a chart, or points that nothing joins."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,15 @@ class Chart:
             axes = figure.subplots()
             for number, series in enumerate(self.series):
                 colour = _COLOURS[number % len(_COLOURS)]
-                marker = "o" if self.marks or len(series.x) == 1 else ""
-                axes.plot(series.x, series.y, label=series.label, color=colour, marker=marker, markersize=3, lw=1.4)
+                marker = "o" if self.marks or len(series.x) == 1 or not series.joined else ""
+                width = 1.4 if series.joined else 0.0
+                axes.plot(series.x, series.y, label=series.label, color=colour, marker=marker, markersize=3, lw=width)
             axes.set_xlabel(self.x_label)
             if self.log:
                 axes.set_yscale("log")
+                axes.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+                axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
             if self.percent:
                 axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=None))
             if self.percent or self.from_zero:

@@ -64,7 +64,7 @@ def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
 _WRAPPED: dict[tuple[type, Callable[..., Any]], type] = {}
 
 
-_EXPENSIVE = [
+EXPENSIVE = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
@@ -102,7 +102,7 @@ def recompute_activations(model: nn.Module, how: str) -> int:
         )
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _EXPENSIVE)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, EXPENSIVE)
     # Remembering the state of the random numbers waits for the GPU, so that the step cannot be captured; what may draw
     # needs it, or it would draw other masks the second time.
     options["preserve_rng_state"] = any(_draws(module) for module in model.modules())

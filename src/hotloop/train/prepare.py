@@ -16,6 +16,7 @@ from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.loader import LoaderSettings
 from hotloop.data.random import batch_seed
+from hotloop.storage.transport import require_storage
 from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.blocks import has_batch_norm, recompute_activations, repeated_blocks
 from hotloop.train.compiler import Compiled
@@ -78,6 +79,7 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     Raises:
         InputError: the job, its data or its model cannot be used.
     """
+    require_storage(job)
     job, choices = resolve(job, replace(machine, cpus=max(1, machine.cpus // world.local_size)), world)
     apply_settings(job)
     seed_everything(job.seed)

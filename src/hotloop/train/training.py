@@ -155,7 +155,7 @@ def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stac
         InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
         CheckpointError: what is there cannot be read.
     """
-    copies = Copies(job.checkpoint, run.directory.name)
+    copies = Copies(job.checkpoint, job.storage, run.directory.name)
     stack.callback(copies.close)
     if newest_path(run.checkpoints):
         return copies

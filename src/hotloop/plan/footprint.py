@@ -1,0 +1,128 @@
+"""What one process of a training does in a step with one batch, in bytes and operations: plain data, for any card."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hotloop.tasks.cross_entropy import CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Kernels of a kind: what each computes and moves.
+
+    Attributes:
+        kind: "matrix", "convolution", "attention", or "memory" for all that only moves numbers.
+        format: of its inputs: "fp32", "bf16", "fp16", or another, by torch's name.
+        flops: of one.
+        bytes: read and written by one, each tensor once.
+        count: how many.
+    """
+
+    kind: str
+    format: str
+    flops: float
+    bytes: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes that are taken at a moment of the step, besides weights, optimizer's state, buffers and the batch.
+
+    Attributes:
+        activations: kept for backward.
+        gradients: of weights.
+        temporary: results on their way.
+        fixed_activations, fixed_temporary: of them, what is as large with any batch: casts of weights, say.
+        logits: of our cross entropy, which holds two pieces of them at most.
+    """
+
+    activations: float
+    gradients: float
+    temporary: float
+    fixed_activations: float = 0.0
+    fixed_temporary: float = 0.0
+    logits: float = 0.0
+
+    @property
+    def passing(self) -> float:
+        """All that is temporary."""
+        return self.temporary + min(self.logits, 2 * CHUNK_BYTES)
+
+    @property
+    def bytes(self) -> float:
+        return self.activations + self.gradients + self.passing
+
+    def scaled(self, times: float) -> "Moment":
+        """The same with a batch so many times as large."""
+        activations = self.fixed_activations + times * (self.activations - self.fixed_activations)
+        temporary = self.fixed_temporary + times * (self.temporary - self.fixed_temporary)
+        fixed = self.fixed_activations, self.fixed_temporary
+        return Moment(activations, self.gradients, temporary, *fixed, times * self.logits)
+
+
+@dataclass(frozen=True)
+class State:
+    """What is there all the time, whatever the batch is, and the update that uses it.
+
+    Attributes:
+        parameters: numbers that are learnt or kept fixed.
+        learnt_bytes: of the weights that have gradients.
+        block_bytes: of the largest part whose weights FSDP gathers at once.
+        blocks_share: of the weights' bytes, those of repeated blocks.
+        update: the fullest moment of the optimizer's step; update_costs: of its kernels.
+    """
+
+    parameters: int
+    parameter_bytes: float
+    buffer_bytes: float
+    optimizer_bytes: float
+    learnt_bytes: float
+    block_bytes: float
+    blocks_share: float
+    update: Moment
+    update_costs: tuple[Cost, ...]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A step of one process, with a batch of so many samples.
+
+    Attributes:
+        passes: the fullest moments of forward and backward.
+        pass_costs: of their kernels.
+        convolution_bytes: that the largest convolution in float32 reads and writes; 0: there is none.
+    """
+
+    state: State
+    batch: int
+    batch_bytes: float
+    passes: tuple[Moment, ...]
+    pass_costs: tuple[Cost, ...]
+    convolution_bytes: float
+
+    @property
+    def flops(self) -> float:
+        return sum(cost.flops * cost.count for cost in self.pass_costs)
+
+
+def summed(costs: Iterable[Cost]) -> tuple[Cost, ...]:
+    """The same, alike ones together."""
+    counts: Counter[Cost] = Counter()
+    for cost in costs:
+        counts[replace(cost, count=1)] += cost.count
+    return tuple(replace(cost, count=count) for cost, count in counts.items())
+
+
+def scaled(one: Footprint, batch: int) -> Footprint:
+    """A step with another batch. What is computed and moved is taken to grow with it."""
+    times = batch / one.batch
+    return replace(
+        one,
+        batch=batch,
+        batch_bytes=times * one.batch_bytes,
+        convolution_bytes=times * one.convolution_bytes,
+        passes=tuple(moment.scaled(times) for moment in one.passes),
+        pass_costs=tuple(replace(cost, flops=times * cost.flops, bytes=times * cost.bytes) for cost in one.pass_costs),
+    )

@@ -1,0 +1,359 @@
+"""What a compiled step keeps and moves: its two graphs, cut by torch's own partitioner, with a model of what is fused.
+
+Nothing is generated: the compiler's rules are followed as far as memory is concerned. A result that only feeds
+arithmetic number by number is not written down; what products, convolutions and attention read and give is.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
+
+from hotloop.core.errors import HotloopError
+from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of
+from hotloop.plan.footprint import Cost, Moment
+
+_PART = "hotloop_recomputed"
+_MOST_READS = 4
+"""Sources from which a result that several read is written down.
+Source: torch._inductor.config.realize_reads_threshold."""
+_LONGEST_ROW = 8192
+"""Numbers that a reduction keeps in registers until what depends on it has read them; longer rows are read again."""
+_FUSED_NAMES = (
+    "aten::full aten::full_like aten::iota prims::iota aten::arange aten::scalar_tensor aten::cat aten::embedding "
+    "aten::gather aten::index aten::constant_pad_nd aten::rand aten::randn prims::inductor_random "
+    "prims::inductor_seeds prims::inductor_lookup_seed aten::zeros aten::ones aten::zeros_like prims::device_put "
+    "aten::copy aten::repeat aten::roll aten::flip"
+)
+_FUSED = frozenset(_FUSED_NAMES.split())
+"""Of what torch does not call pointwise, that which is computed where it is read."""
+
+
+class _Cut(Exception):
+    """Both graphs are there: nothing needs to be compiled, or to run."""
+
+    def __init__(self, graphs: tuple[fx.GraphModule, fx.GraphModule]) -> None:
+        super().__init__()
+        self.graphs = graphs
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A graph's memory while it runs, beside what stays: weights, buffers and the batch; and what its kernels cost.
+
+    Attributes:
+        moments: the fullest ones.
+        end: bytes of its results: what forward keeps, or backward's gradients.
+    """
+
+    moments: tuple[Moment, ...]
+    end: float
+    costs: tuple[Cost, ...]
+
+
+def graphs_of(
+    function: Callable[..., Tensor], weights: Sequence[Tensor], rest: Sequence[Tensor], kept: Collection[Any] = ()
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The graphs of forward and backward of a function that gives a loss.
+
+    Args:
+        function: of two lists, `weights` and `rest`.
+        kept: of `recomputed` parts, the operators whose results are kept for backward all the same.
+    """
+    import torch._inductor.lowering  # noqa: F401  its decompositions look there; loading it takes two seconds
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.compilers import nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    def cut(joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+        for node in joint.graph.nodes:
+            part = node.meta.get("custom", {}).get(_PART)
+            if part is not None and not node.meta.get("autograd_backward"):
+                target = node.args[0].target if _is_item(node) else node.target
+                keep = target in kept
+                node.meta["ac_graph_id"] = part
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.MUST_RECOMPUTE
+                if keep and _tensors(node) and not isinstance(node.meta["val"], Tensor):
+                    del node.meta["recompute"]  # it is its parts that are kept
+        raise _Cut(min_cut_rematerialization_partition(joint, inputs, **settings))
+
+    traced = aot_function(function, nop, nop, cut, decompositions=select_decomp_table())
+    try:
+        with preserve_node_meta():
+            traced(list(weights), list(rest))
+    except _Cut as found:
+        return found.graphs
+    raise HotloopError("the step has no backward pass", "no weight of the model requires a gradient", "see the model")
+
+
+@contextmanager
+def recomputed(part: int) -> Iterator[None]:
+    """What is computed within is not kept for backward. For a part of the model, within `graphs_of`."""
+    with annotate({_PART: part}):
+        yield
+
+
+def flows_of(forward: fx.GraphModule, backward: fx.GraphModule, weights: int) -> tuple[Flow, Flow]:
+    """Memory and kernels of both graphs; weights, buffers and the batch stay.
+
+    Args:
+        weights: how many of forward's arguments are weights and buffers; they come first.
+    """
+    first = _Plan(forward, {})
+    arguments = [node for node in first.nodes if node.op == "placeholder"]
+    fixed = _made_of(set(arguments[:weights]), first.nodes)
+    kept = {name: None if source in arguments else source for name, source in first.named.items()}
+    shapes = {tensor.shape for node in arguments[:weights] for tensor in _tensors(node)}
+    second = _Plan(backward, kept)
+    alike = {node for node in second.nodes if any(tensor.shape in shapes for tensor in _tensors(node))}
+    then = _flow(second, set(), fixed | (alike - set(second.given)))
+    # What forward has as its results is kept for backward.
+    return _flow(first, set(arguments), fixed, is_forward=True), then
+
+
+def _made_of(weights: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """What is computed from weights alone, or is the gradient of one from our cross entropy."""
+    made = set(weights)
+    for node in nodes:
+        sources = node.all_input_nodes
+        gradient = _is_item(node) and node.args[1] == 2 and is_cross_entropy(sources[0].target)
+        if node.op == "call_function" and sources and (gradient or made.issuperset(sources)):
+            made.add(node)
+    return made
+
+
+class _Held:
+    """What is in memory, by what it is to the graph and whether it is as large with any batch."""
+
+    def __init__(self, given: Set[fx.Node], results: Set[fx.Node], fixed: Set[fx.Node]) -> None:
+        self.sizes: dict[fx.Node, int] = {}
+        self._given, self._results, self._fixed = given, results, fixed
+        self._bytes: Counter[tuple[str, bool]] = Counter()
+        for node in given:
+            self.add(node)
+
+    def add(self, node: fx.Node) -> None:
+        self.sizes[node] = _size(node)
+        self._bytes[self._kind(node)] += self.sizes[node]
+
+    def drop(self, node: fx.Node) -> None:
+        self._bytes[self._kind(node)] -= self.sizes.pop(node)
+
+    def moment(self, logits: int, is_forward: bool) -> Moment:
+        """Now. What forward has as its results is kept for backward."""
+        of, kept = self._bytes, "result" if is_forward else "given"
+        gradients = 0 if is_forward else of["result", True] + of["result", False]
+        passing = of["other", True] + of["other", False]
+        return Moment(of[kept, True] + of[kept, False], gradients, passing, of[kept, True], of["other", True], logits)
+
+    def _kind(self, node: fx.Node) -> tuple[str, bool]:
+        kind = "given" if node in self._given else "result" if node in self._results else "other"
+        return kind, node in self._fixed
+
+
+def _flow(plan: "_Plan", stays: set[fx.Node], fixed: set[fx.Node], is_forward: bool = False) -> Flow:
+    given = set(plan.given) - stays
+    results = plan.results - given - stays
+    held, moments = _Held(given, results, fixed), []
+    for kernel in plan.kernels:
+        over = [part for part in kernel.last if part in held.sizes and part not in results]
+        if not kernel.alone:  # what a fused kernel reads for the last time, it may write over
+            for size in map(_size, kernel.parts):
+                reused = next((part for part in over if held.sizes[part] == size), None)
+                if reused is not None:
+                    over.remove(reused)
+                    held.drop(reused)
+        for part in kernel.parts:
+            held.add(part)
+        moments.append(held.moment(kernel.logits, is_forward))
+        for part in [*over, *(part for part in kernel.unread if part not in results)]:
+            held.drop(part)
+    end = sum(held.sizes.get(part, 0) for part in results)
+    return Flow(tuple(_fullest(moments)), end, tuple(plan.costs()))
+
+
+_BATCHES = (0.125, 1.0, 8.0, 64.0)
+"""Times the batch, for which moments are looked for that would be the fullest."""
+
+
+def _fullest(moments: Sequence[Moment]) -> Iterator[Moment]:
+    """With these batches and others, with these blocks and many more: by what grows with both."""
+    for times in _BATCHES:
+        pairs = [(at.scaled(times), at) for at in moments]
+        yield max(pairs, key=lambda pair: pair[0].bytes)[1]
+        yield max(pairs, key=lambda pair: pair[0].bytes - pair[0].gradients)[1]
+        yield max(pairs, key=lambda pair: pair[0].bytes - pair[0].activations)[1]
+
+
+@dataclass
+class _Kernel:
+    """What is launched at once, as far as memory goes: one operator, with the arithmetic that feeds it.
+
+    Attributes:
+        parts: what it writes; `last`: what it is the last to read; `unread`: what it writes and nobody reads.
+        alone: nothing else is fused with it.
+        logits: bytes that our cross entropy takes while it runs.
+    """
+
+    node: fx.Node
+    reads: frozenset[fx.Node]
+    alone: bool
+    logits: int
+    parts: list[fx.Node]
+    last: list[fx.Node]
+    unread: list[fx.Node]
+
+
+class _Plan:
+    """Which nodes of a graph write memory, and what they read for it.
+
+    Args:
+        kept: what placeholders of these names are views of, in another graph; None: of what is there all the time.
+
+    Attributes:
+        given: what the graph gets and frees: of several views of one thing, the thing.
+        named: the memory that each of its results is in.
+    """
+
+    def __init__(self, graph: fx.GraphModule, kept: Mapping[str, fx.Node | None]) -> None:
+        self.nodes: list[fx.Node] = list(graph.graph.nodes)
+        self.kernels: list[_Kernel] = []
+        self.given: list[fx.Node] = []
+        self.named: dict[str, fx.Node] = {}
+        self._reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        wanted = self._wanted()
+        of: dict[fx.Node, _Kernel] = {}
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self._give(node, kept)
+            elif node.op == "output":
+                self._end(node)
+            elif _is_item(node) and node.args[0] in of:
+                of[node.args[0]].parts.append(node)  # type: ignore[index]
+                self._reads[node] = frozenset([node])
+            elif _is_view(node) or self._is_fused(node, wanted):
+                self._reads[node] = self._read_by(node)
+            elif _tensors(node):
+                self._reads[node] = frozenset([node])
+                of[node] = self._kernel(node)
+                self.kernels.append(of[node])
+        self._find_ends()
+
+    def _give(self, node: fx.Node, kept: Mapping[str, fx.Node | None]) -> None:
+        source = kept.get(node.name, node)
+        self._reads[node] = frozenset() if source is None or not _tensors(node) else frozenset([source])
+        self.given += [part for part in self._reads[node] if part not in self.given]
+
+    def _end(self, node: fx.Node) -> None:
+        for result in node.all_input_nodes:
+            if len(self._reads.get(result, ())) == 1:
+                self.named[result.name] = next(iter(self._reads[result]))
+        self.results = set(self._read_by(node))
+
+    def _kernel(self, node: fx.Node) -> "_Kernel":
+        parts = [node] if isinstance(node.meta["val"], Tensor) else []
+        logits = logits_of(node.target, _values(node.args))
+        return _Kernel(node, self._read_by(node), _is_alone(node), logits, parts, [], [])
+
+    def costs(self) -> list[Cost]:
+        """Kernels that stand alone each; others by what is fused: between two such, up to a sum that must be known."""
+        found: list[Cost] = []
+        groups: dict[tuple[int, int], list[_Kernel]] = {}
+        level: dict[fx.Node, tuple[int, int]] = {}
+        run = 0
+        for kernel in self.kernels:
+            if kernel.alone:
+                run += 1
+                found.append(_cost(kernel.node))
+                continue
+            place = max((level[part][1] for part in kernel.reads if level.get(part, (-1, 0))[0] == run), default=0)
+            groups.setdefault((run, place), []).append(kernel)
+            after = place + _sums_long_rows(kernel.node)
+            level.update((part, (run, after)) for part in kernel.parts)
+        for group in groups.values():
+            written = {part for kernel in group for part in kernel.parts}
+            read = {part for kernel in group for part in kernel.reads} - written
+            found.append(Cost("memory", "", 0.0, float(sum(map(_size, read)) + sum(map(_size, written))), 1))
+        return found
+
+    def _read_by(self, node: fx.Node) -> frozenset[fx.Node]:
+        return frozenset().union(*(self._reads.get(source, frozenset()) for source in node.all_input_nodes))
+
+    def _wanted(self) -> set[fx.Node]:
+        """What has to be in memory, as something that is not fused reads it, or the caller."""
+        wanted: set[fx.Node] = set()
+        for node in reversed(self.nodes):
+            for user in node.users:
+                if user.op == "output" or _is_alone(user) or ((_is_view(user) or _is_item(user)) and user in wanted):
+                    wanted.add(node)
+        return wanted
+
+    def _is_fused(self, node: fx.Node, wanted: set[fx.Node]) -> bool:
+        if node in wanted or _is_alone(node) or _is_sum(node):
+            return False
+        return len(node.users) <= 1 or len(self._read_by(node)) <= _MOST_READS
+
+    def _find_ends(self) -> None:
+        seen: set[fx.Node] = set()
+        for kernel in reversed(self.kernels):
+            kernel.unread = [part for part in kernel.parts if part not in seen]
+            kernel.last = [part for part in kernel.reads if part not in seen]
+            seen |= kernel.reads
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    return [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+
+
+def _size(node: fx.Node) -> int:
+    return sum(-(-value.numel() * value.element_size() // 512) * 512 for value in _tensors(node))
+
+
+def _values(arguments: Any) -> Any:
+    return fx.map_arg(arguments, lambda node: node.meta.get("val"))
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.target is operator.getitem
+
+
+def _is_view(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    viewed = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    return viewed or schema.name == "aten::_unsafe_view"
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.reduction in node.target.tags
+
+
+def _is_alone(node: fx.Node) -> bool:
+    if node.op != "call_function" or _is_view(node) or _is_item(node) or _is_sum(node):
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return torch.Tag.pointwise not in node.target.tags and node.target._schema.name not in _FUSED
+
+
+def _sums_long_rows(node: fx.Node) -> bool:
+    read = sum(value.numel() for source in node.all_input_nodes for value in _tensors(source)[:1])
+    written = sum(value.numel() for value in _tensors(node))
+    return _is_sum(node) and read > _LONGEST_ROW * written
+
+
+def _cost(node: fx.Node) -> Cost:
+    args, kwargs = _values(node.args), _values(node.kwargs)
+    read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    cost = cost_of(node.target, args, kwargs, node.meta["val"], read, _tensors(node))
+    return cost or Cost("memory", "", 0.0, 0.0, 1)

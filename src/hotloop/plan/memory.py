@@ -1,0 +1,133 @@
+"""The memory of one GPU, part by part, for a way to divide a training among several."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotloop.plan.cards import table
+from hotloop.plan.footprint import Footprint, Moment, State
+from hotloop.train.source import SLOTS
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Division:
+    """How ranks share the work.
+
+    Attributes:
+        ranks: GPUs that train together.
+        weights: each gradient, weight and optimizer's state lies with one of them (FSDP).
+        tensor: of them compute each layer together.
+    """
+
+    ranks: int = 1
+    weights: bool = False
+    tensor: int = 1
+
+    @property
+    def name(self) -> str:
+        """As a job's `parallel` calls it."""
+        if self.ranks == 1:
+            return "none"
+        if self.tensor > 1:
+            return "fsdp+tp" if self.weights else "tp"
+        return "fsdp" if self.weights else "ddp"
+
+    @property
+    def data(self) -> int:
+        """How many of them have samples of their own."""
+        return self.ranks // self.tensor
+
+    @property
+    def share(self) -> float:
+        """Of weights, gradients and the optimizer's state that a rank has, layers taken whole."""
+        return 1 / (self.data if self.weights else 1)
+
+    def layers(self, state: State) -> float:
+        """Of all weights, what belongs to a rank's layers: those of blocks are divided."""
+        return 1 / self.tensor * state.blocks_share + (1 - state.blocks_share)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one GPU, at the fullest moment of a step, in bytes.
+
+    Attributes:
+        parts: "weights", "gradients", "optimizer", "averaged", "activations", "temporary", "communication", "input",
+            "workspace": what torch's allocator counts; "slack", what it cannot use; "context", what is outside of it.
+    """
+
+    parts: Mapping[str, float]
+
+    @property
+    def allocated(self) -> float:
+        """As `torch.cuda.max_memory_allocated` tells."""
+        return sum(self.parts.values()) - self.parts["slack"] - self.parts["context"]
+
+    @property
+    def peak(self) -> float:
+        """That a card needs to have."""
+        return sum(self.parts.values())
+
+
+def least_bytes(state: State, division: Division) -> float:
+    """What a rank needs for weights, gradients and the optimizer's state alone."""
+    held = state.parameter_bytes + state.learnt_bytes + state.optimizer_bytes
+    return held * division.share * division.layers(state)
+
+
+def memory_of(footprint: Footprint, division: Division, averaged: bool, accumulates: bool, data: float = 0.0) -> Memory:
+    """The memory of a rank.
+
+    Args:
+        footprint: of its step; of divided weights traced so (`Way.divided`).
+        averaged: whether weights are averaged (`train.ema`).
+        accumulates: whether several batches make a step, whose gradients stay.
+        data: bytes of the data set, if its arrays are kept on the GPU; 0: batches are sent there.
+    """
+    state = footprint.state
+    share, layers = division.share, division.layers(state)
+    weights, learnt = state.parameter_bytes * share * layers, state.learnt_bytes * share * layers
+    gathered = _gathered(state, layers) if division.weights else 0.0
+    moments = [_of_rank(moment, footprint, division, learnt) for moment in footprint.passes]
+    if accumulates or division.name in ("ddp", "tp"):  # they lie side by side all the time
+        moments = [Moment(moment.activations, learnt, moment.temporary) for moment in moments]
+    moments.append(Moment(0.0, learnt, state.update.temporary * share * layers))
+    fullest = max(moments, key=lambda moment: moment.bytes)
+    tensors = {
+        "weights": weights + state.buffer_bytes,
+        "gradients": fullest.gradients,
+        "optimizer": state.optimizer_bytes * share * layers,
+        "averaged": weights if averaged else 0.0,
+        "activations": fullest.activations,
+        "temporary": fullest.temporary,
+        "communication": gathered,
+        "input": footprint.batch_bytes + (data or SLOTS * footprint.batch_bytes),
+        "workspace": _workspace(footprint),
+    }
+    allowances = table()["allowances"]
+    context = allowances["context"] + (allowances["communication"] if division.ranks > 1 else 0.0)
+    slack = allowances["slack"] * sum(tensors.values())
+    return Memory({**tensors, "slack": slack, "context": context * _GIB})
+
+
+def _of_rank(moment: Moment, footprint: Footprint, division: Division, learnt: float) -> Moment:
+    """A moment of a rank whose samples were traced alone."""
+    activations, temporary = (value / division.tensor for value in (moment.activations, moment.passing))
+    # Traced, gradients stay whole and have the weights' format; a rank keeps its part of them, as the optimizer has it.
+    whole = max(moment.gradients for moment in footprint.passes) or 1.0
+    return Moment(activations, learnt * moment.gradients / whole, temporary)
+
+
+def _gathered(state: State, layers: float) -> float:
+    """Of divided weights: two blocks and what is outside of blocks, in 16 bits; and a block's gradients in 32."""
+    block = state.block_bytes * layers
+    return 2 * block / 2 + (1 - state.blocks_share) * state.parameter_bytes / 2 + block
+
+
+def _workspace(footprint: Footprint) -> float:
+    allowances = table()["allowances"]
+    kinds = {cost.kind for cost in footprint.pass_costs}
+    if footprint.convolution_bytes:
+        return float(allowances["convolution_fp32"] * footprint.convolution_bytes)
+    return float(allowances["convolution" if "convolution" in kinds else "matrix"]) * _GIB

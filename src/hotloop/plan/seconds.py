@@ -1,0 +1,82 @@
+"""How long a step takes on a card: each kernel as long as its arithmetic or its traffic takes, whichever is more.
+
+Source of the model: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hotloop.plan.cards import Card, table
+from hotloop.plan.footprint import Cost, Footprint
+from hotloop.plan.memory import Division
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step.
+
+    Attributes:
+        low, high: between which it is expected.
+        exchange: of them, waiting for other GPUs.
+        source: "roofline", or "measured".
+    """
+
+    seconds: float
+    low: float
+    high: float
+    exchange: float
+    source: str = "roofline"
+
+
+def step_time(
+    footprint: Footprint, card: Card, precision: str, division: Division, windows: int, compiled: bool,
+    own_kernels: bool,
+) -> StepTime:  # fmt: skip
+    """The time of a step by its kernels.
+
+    Args:
+        footprint: of a rank's batch.
+        precision: of products and convolutions, as the job calls it.
+        windows: batches a step (`train.accumulate`).
+        own_kernels: hotloop's around convolutions, where the model is compiled.
+    """
+    reached = table()["reached"]
+    passes = _seconds(footprint.pass_costs, card, precision, compiled, own_kernels) / division.tensor
+    update = _seconds(footprint.state.update_costs, card, precision, compiled, False) * division.share / division.tensor
+    exchange = exchanged_bytes(footprint, division) / card.link_rate
+    hidden = min(exchange, 0.9 * passes) if division.weights else 0.0  # gathered while the block before computes
+    each = passes + exchange - hidden if division.weights else passes
+    total = windows * each + update + (0.0 if division.weights else exchange)
+    off = reached["uncertainty"]
+    return StepTime(total, (1 - off) * total, (1 + off) * total + hidden * windows, exchange - hidden)
+
+
+def exchanged_bytes(footprint: Footprint, division: Division) -> float:
+    """What a rank sends in a pass, as an all-reduce counts it: (N - 1) / N of it goes out and comes in twice."""
+    part = 2 * (division.data - 1) / division.data
+    if division.weights:  # weights twice in 16 bits, gradients once in 32: as much as one all-reduce of 32 bits
+        return part * footprint.state.parameter_bytes / division.tensor
+    return part * footprint.state.learnt_bytes / division.tensor
+
+
+def _seconds(costs: Iterable[Cost], card: Card, precision: str, compiled: bool, own_kernels: bool) -> float:
+    reached = table()["reached"]
+    convolutional = any(cost.kind == "convolution" for cost in costs)
+    traffic = reached["own_kernels"] if own_kernels and compiled and convolutional else 1.0
+    total = 0.0
+    for cost in costs:
+        share = reached["memory"] if compiled else reached["memory_eager"]
+        moving = cost.bytes / (share * card.memory_rate)
+        if cost.kind == "memory":
+            moving *= traffic
+        rate = card.rates[_format(cost, precision)] * reached.get(cost.kind, 1.0)
+        total += cost.count * max(cost.flops / rate, moving, reached["launch_seconds"])
+    return total
+
+
+def _format(cost: Cost, precision: str) -> str:
+    if precision == "float8" and cost.kind == "matrix":
+        return "float8"
+    if cost.format in ("bf16", "fp16"):
+        return cost.format
+    return "fp32" if precision == "fp32" else "tf32"

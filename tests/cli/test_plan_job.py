@@ -1,0 +1,93 @@
+"""`hotloop plan JOB`: what it says of a job, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import Command
+
+JOB = """
+[task]
+name = "{task}"
+{more}
+[data]
+train = "made by the task"
+batch_size = 8
+[model]
+name = "tiny"
+"""
+OWN = "instance,card,gpus,on_demand,spot,provider,region\nmine,H100,1,4.0,1.5,us,here\nlarge,H100,2,8.0,,us,here\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., str]:
+    """Writes a job file, and a table of prices beside it."""
+
+    def write(task: str = "tiny:Regression", more: str = "") -> str:
+        (tmp_path / "job.toml").write_text(JOB.format(task=task, more=more))
+        (tmp_path / "own.csv").write_text(OWN)
+        return "job.toml"
+
+    return write
+
+
+def test_memory_time_and_prices_are_told(hotloop: Command, job: Callable[..., str]) -> None:
+    done = hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", expect=0)
+    assert "on 1 × H100 (bf16" in done.out
+    for word in ("memory", "time", "a step", "us mine", "us large", "spot, if a machine lives"):
+        assert word in done.out
+    assert "newer ones" in done.out, "the prices have no date"
+
+
+def test_json_has_all_of_it(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:
+    options = ("--card", "H100", "--prices", "own.csv", "--json", "--page", "plan.html", "--fastest")
+    done = hotloop("plan", *options, job(), expect=0)
+    found = json.loads(done.out)
+    memory, time = found["memory"], found["time"]
+    assert memory["peak_bytes"] == pytest.approx(sum(memory["parts"].values()))
+    assert 0 < time["low"] < time["step_seconds"] < time["high"]
+    seconds = [one["seconds"] for one in found["options"]]
+    assert len(seconds) == 2
+    assert seconds == sorted(seconds)
+    assert set(found["spot"]) >= {"interval_seconds", "waste", "price"}
+    assert "us mine" in (tmp_path / "plan.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--card", "H900"), 'unknown card "H900"'),
+        (("--region", "mars"), '--region "mars" has no prices'),
+        (("--provider", "nobody"), '--provider "nobody" has no prices'),
+        (("--prices", "none.csv"), "none.csv cannot be read"),
+        (("--gpus", "0"), "0 is not in the range"),
+        (("--gpus", "9"), "9 GPUs share batches of 8"),
+        (("--budget", "-1"), "-1.0 is not in the range"),
+        (("--deadline", "soon"), "'soon' is no duration"),
+        (("--samples", "4"), "data.batch_size = 8 is more than 4 samples"),
+        (("--page", "nowhere/plan.html"), "--page nowhere/plan.html cannot be written"),
+        (("--page", "/dev/full"), "--page /dev/full cannot be written"),
+        (("--budget", "nan"), "it is no amount of money"),
+        (("--card", "V100-16GB", "--set", "precision=bf16"), 'precision = "bf16" on V100-16GB'),
+        (("--provider", "aws", "--region", "us-east4"), "aws has no prices in us-east4"),
+    ],
+)
+def test_bad_input_is_refused_in_three_lines(
+    options: tuple[str, ...], said: str, hotloop: Command, job: Callable[..., str], tmp_path: Path
+) -> None:
+    before = {*tmp_path.iterdir(), tmp_path / job()}
+    done = hotloop("plan", "job.toml", *options, expect=2)
+    assert said in done.err
+    assert not done.out
+    lines = [line for line in done.err.splitlines() if not line.startswith("tracing ")]
+    assert [line.partition(":")[0] for line in lines] == ["error", "cause", "fix"]
+    assert {*tmp_path.iterdir()} - before <= {tmp_path / "own.csv"}
+
+
+def test_what_needs_numbers_is_named(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:
+    done = hotloop("plan", job("tiny:ByNumbers"), expect=2)
+    assert "cannot be traced without numbers" in done.err
+    assert "_local_scalar_dense" in done.err
+    assert "Traceback" not in done.err
+    assert not list(tmp_path.glob("*.txt"))

@@ -1,0 +1,165 @@
+"""A traced step against steps that are computed: what is kept, what the optimizer remembers, how it grows."""
+
+import resource
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hotloop
+from hotloop.core.job import Job
+from hotloop.plan import trace
+from hotloop.plan.trace import Tracer, Way
+
+
+class Rows(hotloop.Dataset):
+    """Of one shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return 64
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"inputs": np.zeros(self.shape, np.float32)}
+
+    def fingerprint(self) -> str:
+        return str(self.shape)
+
+
+class Mean(hotloop.Task):
+    """The mean square of what a model gives."""
+
+    def __init__(self, job: Job, made: Callable[[], nn.Module]) -> None:
+        super().__init__(job)
+        self.made = made
+
+    def data(self, split: str) -> hotloop.Dataset:
+        return Rows(())
+
+    def model(self) -> nn.Module:
+        return self.made()
+
+    def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return outputs.square().mean()
+
+
+class Block(nn.Module):
+    """Attention and a perceptron."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.into = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        parts = self.into(self.norm(x_BTC)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BTC = x_BTC + self.out(mixed.transpose(1, 2).flatten(2))
+        wider: Tensor = self.down(functional.gelu(self.up(x_BTC)))
+        return x_BTC + wider
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
+
+
+def transformer(blocks: int = 3) -> nn.Module:
+    return nn.Sequential(*(Block() for _ in range(blocks)))
+
+
+MODELS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (perceptron, (256,)),
+    (convolutional, (3, 32, 32)),
+    (transformer, (16, 64)),
+]
+
+
+def tracer(made: Callable[[], nn.Module], shape: tuple[int, ...], **changes: Any) -> Tracer:
+    job = Job.model_validate(
+        {"task": {"name": "x:Y"}, "data": {"train": "x", "batch_size": 8}, "model": {"name": "m"},
+         "optimizer": {"name": "adamw", "learning_rate": 0.1}, "device": "cpu", **changes}
+    )  # fmt: skip
+    return Tracer(job, Mean(job, made), Rows(shape))
+
+
+def kept(model: nn.Module, batch: Tensor) -> int:
+    """Bytes that forward really keeps for backward, beside weights, buffers and the batch."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), batch)}
+    storages: dict[int, int] = {}
+    alive: list[Tensor] = []  # or an address would be used again
+
+    def pack(tensor: Tensor) -> Tensor:
+        alive.append(tensor)
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(batch).square().mean()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(("made", "shape"), MODELS)
+def test_what_is_kept_is_what_a_real_forward_keeps(made: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    expected = kept(made(), torch.zeros(1024, *shape))
+    passes = tracer(made, shape).trace(Way(1024, "fp32")).passes
+    found = max(moment.activations + moment.temporary for moment in passes)
+    assert expected <= found <= 2 * expected, "and beside it a few results on their way"
+
+
+def test_weights_and_the_optimizers_memory_are_counted() -> None:
+    state, model = tracer(perceptron, (256,)).state, perceptron()
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert state.parameter_bytes == state.learnt_bytes == size
+    assert state.optimizer_bytes == pytest.approx(2 * size, rel=0.01), "two moments of each weight"
+
+
+def test_recomputing_keeps_less_in_the_order_of_what_it_costs() -> None:
+    of = tracer(transformer, (64, 64))
+    for compiled in (False, True):
+        ways = [Way(8, "fp32", how, compiled) for how in ("keep", "selective", "blocks")]
+        memory = [max(moment.activations for moment in of.trace(way).passes) for way in ways]
+        assert memory[0] > memory[1] > memory[2], (compiled, memory)
+
+
+def test_a_batch_twice_as_large_keeps_twice_as_much() -> None:
+    of = tracer(transformer, (64, 64))
+    for compiled in (False, True):
+        one, two = (of.trace(Way(batch, "bf16", compiled=compiled)) for batch in (8, 16))
+        grown = two.passes[0].activations / one.passes[0].activations
+        assert grown == pytest.approx(2, rel=0.1)
+        assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
+
+
+@pytest.mark.parametrize("activations", ["keep", "blocks"])
+def test_blocks_that_are_not_traced_are_like_those_that_are(activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, way = tracer(lambda: transformer(7), (64, 64)), Way(8, "bf16", activations, compiled=True)
+    few = of.trace(way)
+    monkeypatch.setattr(trace, "_FEWEST_ALIKE", 100)
+    whole = of.trace(way)
+    peaks = [max(moment.bytes for moment in footprint.passes) for footprint in (few, whole)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+    assert few.flops == pytest.approx(whole.flops, rel=0.01)
+
+
+def test_billions_of_weights_take_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    of = tracer(lambda: nn.Sequential(nn.Linear(40_000, 40_000), nn.Linear(40_000, 40_000)), (40_000,))
+    assert of.state.parameters > 3_000_000_000
+    assert of.trace(Way(4, "bf16")).flops > 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "KiB"
