@@ -1,0 +1,1 @@
+"""A trained model as a file that serves: made and checked with torch; verified and run without."""
