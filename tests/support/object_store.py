@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,33 +38,61 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
+def credentials(user: str) -> dict[str, str]:
+    """Of a user of `object_store`, as an environment."""
+    return {"AWS_ACCESS_KEY_ID": f"{user}key", "AWS_SECRET_ACCESS_KEY": f"secret-of-{user}"}
+
+
 @contextmanager
-def object_store(folder: Path) -> Iterator[tuple[dict[str, str], "subprocess.Popen[bytes]"]]:
-    """The environment that clients need, and the server's process."""
+def object_store(
+    folder: Path, policies: Mapping[str, Any] | None = None, tls: bool = False
+) -> Iterator[tuple[dict[str, str], "subprocess.Popen[bytes]"]]:
+    """The environment that clients need, and the server's process.
+
+    Args:
+        policies: of users besides the administrator; objects are encrypted with any key that is named.
+        tls: by HTTPS, with a certificate that SSL_CERT_FILE knows; by HTTP as well, which HTTP_URL names.
+    """
     found = program()
     assert found
     identity = {"name": "admin", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
                 "actions": ["Admin", "Read", "Write", "List", "Tagging"]}  # fmt: skip
     (folder / "data").mkdir(parents=True)
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    users = [
+        {"name": name, "actions": [], "policyNames": [name],
+         "credentials": [{"accessKey": given["AWS_ACCESS_KEY_ID"], "secretKey": given["AWS_SECRET_ACCESS_KEY"]}]}
+        for name in policies or {} for given in [credentials(name)]
+    ]  # fmt: skip
+    written = [{"name": name, "content": json.dumps(policy)} for name, policy in (policies or {}).items()]
+    kms = {"default_provider": "local", "providers": {"local": {"type": "local", "enableOnDemandCreate": True}}}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity, *users], "policies": written, "kms": kms}))
+    names = (*PORTS, "s3.port.https") if tls else PORTS
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    secured = []
+    if tls:
+        from certificates import certificates
+
+        authority, certificate, key = certificates(folder)
+        secured = [f"-s3.cert.file={certificate}", f"-s3.key.file={key}"]
     # As many volumes as the buckets of all tests want: by itself it allows what the free disk holds, and then refuses.
     command = [
         found, "-logtostderr=true", "mini", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false",
         "-volume.preStopSeconds=0", "-volume.max=1000", f"-s3.config={folder}/s3.json",
         f"-s3.localSocket={folder}/s3.sock", f"-filer.localSocket={folder}/filer.sock",
-        *(f"-{name}={port}" for name, port in ports.items()),
+        *(f"-{name}={port}" for name, port in ports.items()), *secured,
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
     url = f"http://127.0.0.1:{ports['s3.port']}"
     try:
         wait_for(f"{url}/healthz", process, folder / "log")
-        yield {
-            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true",
-        }, process  # fmt: skip
+        given = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+        if tls:
+            https = f"https://localhost:{ports['s3.port.https']}"
+            yield {**given, "AWS_ENDPOINT_URL": https, "SSL_CERT_FILE": str(authority), "HTTP_URL": url}, process
+        else:
+            yield {**given, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}, process
     finally:
         process.send_signal(signal.SIGCONT)
         process.terminate()
@@ -98,7 +126,17 @@ def bucket(name: str) -> Any:
 
 
 def make_bucket(name: str) -> None:
-    """By a signed request, as obstore has none for it."""
+    """As obstore has nothing for it."""
+    ask("PUT", f"/{name}")
+
+
+def set_bucket_policy(name: str, policy: dict[str, Any]) -> None:
+    """What a bucket itself allows and denies, whoever asks."""
+    ask("PUT", f"/{name}", "policy=", json.dumps(policy).encode())
+
+
+def ask(method: str, path: str, query: str = "", body: bytes = b"") -> None:
+    """Send a request that the administrator has signed."""
     import datetime
     import hashlib
     import hmac
@@ -106,11 +144,11 @@ def make_bucket(name: str) -> None:
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     now = datetime.datetime.now(datetime.UTC)
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    empty = hashlib.sha256(b"").hexdigest()
-    headers = {"host": endpoint.split("//")[1], "x-amz-content-sha256": empty, "x-amz-date": stamp}
+    digest = hashlib.sha256(body).hexdigest()
+    headers = {"host": endpoint.split("//")[1], "x-amz-content-sha256": digest, "x-amz-date": stamp}
     signed = ";".join(headers)
     listed = "".join(f"{key}:{value}\n" for key, value in headers.items())
-    canonical = f"PUT\n/{name}\n\n{listed}\n{signed}\n{empty}"
+    canonical = f"{method}\n{path}\n{query}\n{listed}\n{signed}\n{digest}"
     scope = f"{day}/us-east-1/s3/aws4_request"
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     key = f"AWS4{SECRET}".encode()
@@ -118,5 +156,7 @@ def make_bucket(name: str) -> None:
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
     how = f"AWS4-HMAC-SHA256 Credential={KEY}/{scope}, SignedHeaders={signed}, Signature={signature}"
-    request = urllib.request.Request(f"{endpoint}/{name}", method="PUT", headers={**headers, "Authorization": how})
+    request = urllib.request.Request(
+        f"{endpoint}{path}{'?' if query else ''}{query}", body or None, {**headers, "Authorization": how}, method=method
+    )
     urllib.request.urlopen(request, timeout=10).close()

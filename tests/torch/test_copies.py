@@ -59,13 +59,15 @@ def names(bucket: str) -> list[str]:
     return sorted(each["path"] for page in obstore.list(store) for each in page)
 
 
-def copies(bucket: str, **settings: str) -> Copies:
+def copies(bucket: str, copy_to: str = "", **storage: str) -> Copies:
     raw = {
         "data": {"train": "x"},
         "model": {"name": "m"},
-        "checkpoint": {"copy_to": f"s3://{bucket}/models", **settings},
+        "checkpoint": {"copy_to": copy_to or f"s3://{bucket}/models"},
+        "storage": storage,
     }
-    return Copies(parse_job(raw, "job").checkpoint, "mine")
+    job = parse_job(raw, "job")
+    return Copies(job.checkpoint, job.storage, "mine")
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job: Path, bucket: str) -> None:
@@ -145,7 +147,7 @@ def test_encryption_is_asked_for(bucket: str, tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"encryption": "aes256", "copy_to": "gs://bucket/x"}, "does not go with gs://"),
-        ({"kms_key": "x"}, "kms_key without kms"),
+        ({"kms_key": "x", "encryption": "aes256"}, "kms_key without kms"),
     ],
 )
 def test_what_stores_do_not_do_is_refused(bucket: str, settings: dict[str, str], words: str) -> None:

@@ -1,5 +1,6 @@
 """Files that are either there and whole, or not there; and settings read from one."""
 
+import errno
 import os
 import shutil
 import tomllib
@@ -38,7 +39,13 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file under a temporary name, fsync it, and rename it into place.
 
     Readers see the old content or the new, never a part. On an error the old file stands and the temporary is gone.
+
+    Raises:
+        OSError: it cannot be written; or there is something of that name that is no file: root would put one in the
+            place of a device.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file, but a folder or a device", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

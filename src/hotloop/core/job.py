@@ -3,6 +3,7 @@
 Relative paths in a job are relative to the current directory, as in every other command's arguments.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -249,8 +250,6 @@ class CheckpointSection(Section):
         "auto", description="written by another process meanwhile; auto: large ones, if the host can hold a copy"
     )
     copy_to: str = Field("", description='a place in object storage that they are copied to: "s3://bucket/folder"')
-    encryption: Literal["store", "aes256", "kms"] = Field("store", description="of the copies; store: its own way")
-    kms_key: str = Field("", description="that the store encrypts with; empty: the account's")
     interruption: IntervalText = Field(
         Interval(4 * 3600, "seconds"), description="expected between two of them, for auto, before the run has had any"
     )
@@ -299,8 +298,30 @@ class RunSection(Section):
     root: str = Field("runs", description="without dir, each start makes a new directory in here")
 
 
-def _number_as_text(value: object) -> object:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+def _plain_as_text(value: object) -> object:
+    """A switch, too, as TOML writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int | float) else value
+
+
+def _where_the_key_is(value: str) -> str:
+    if not re.fullmatch(r"(file:(?!.*AGE-SECRET-KEY).+|env:[A-Za-z_]\w*)?", value):
+        raise ValueError('it says where the key is, "file:PATH" or "env:VARIABLE", and never holds the key')
+    return value
+
+
+class StorageSection(Section):
+    """How object storage is reached, and how what is written there is encrypted."""
+
+    tls: Annotated[Literal["1.3", "1.2"], BeforeValidator(_plain_as_text)] = Field(
+        "1.3", description="the oldest version of TLS that a store may speak"
+    )
+    encryption: Literal["store", "aes256", "kms"] = Field(
+        "store", description="by the store, of every object that is written; store: its own way"
+    )
+    kms_key: str = Field("", description="that the store encrypts with, on AWS its ARN; empty: the account's")
+    client_key: Annotated[str, AfterValidator(_where_the_key_is)] = Field(
+        "", description='where an age key is, "file:PATH" or "env:VARIABLE", that encrypts copies before they leave'
+    )
 
 
 class SlurmSection(Section):
@@ -391,7 +412,7 @@ class LaunchSection(Section):
     memory_gib: PositiveInt | Auto = Field("auto", description="of each machine; auto: as the engine has it")
     image: str = Field("", description="container image that has hotloop, where the engine runs containers")
     setup: list[str] = Field(default_factory=list, description='shell lines before: ["module load cuda/13"]')
-    environment: dict[str, Annotated[str, BeforeValidator(_number_as_text)]] = Field(
+    environment: dict[str, Annotated[str, BeforeValidator(_plain_as_text)]] = Field(
         default_factory=dict, description="variables of the training; no secrets: they would lie in files"
     )
     network: Literal["auto", "infiniband", "ethernet", "efa"] = Field(
@@ -432,6 +453,7 @@ class Job(Section):
     schedule: ScheduleSection = Field(default_factory=lambda: ScheduleSection())
     speed: SpeedSection = Field(default_factory=lambda: SpeedSection())
     checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
+    storage: StorageSection = Field(default_factory=lambda: StorageSection())
     preemption: PreemptionSection = Field(default_factory=lambda: PreemptionSection())
     ranks: RanksSection = Field(default_factory=lambda: RanksSection())
     log: LogSection = Field(default_factory=lambda: LogSection())

@@ -83,6 +83,10 @@ def known_keys(task: str = "images") -> dict[str, str]:
     return walk(Job, "")
 
 
+_UNSHOWN = "storage.client_key"
+"""What a user may have put there in place of where it is."""
+
+
 def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputError:
     """The first thing that is wrong, in words of the file."""
     first = error.errors()[0]
@@ -103,7 +107,7 @@ def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputE
     value: Any = raw
     for part in known.split("."):
         value = value.get(part) if isinstance(value, dict) else value
-    received = json.dumps(value, default=str)
+    received = "(not shown)" if known == _UNSHOWN else json.dumps(value, default=str)
     what = f"{origin}: {known} = {received if len(received) < 80 else received[:77] + '...'}"
     reason = first["msg"].removeprefix("Value error, ")
     if known not in keys:

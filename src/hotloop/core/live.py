@@ -137,7 +137,7 @@ class Publisher:
             "begun": now(), "heartbeat": now(), **who,
         }  # fmt: skip
         self._due = 0.0
-        self._file = folder / f"{pid}-{self._live['started']}.json" if folder and _opened(folder) else None
+        self._file = folder / f"{pid}-{self._live['started']}.json" if folder and is_safe(folder) else None
         self._pid = pid
         _of_process.append(self)
         if folder and self._file:
@@ -348,7 +348,7 @@ def _namespace(proc: Path = Path("/proc")) -> int:
         return 0
 
 
-def _opened(folder: Path) -> bool:
+def is_safe(folder: Path) -> bool:
     """Whether the folder is there, made if need be, and nobody else can put something in its place."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -76,4 +76,4 @@ def reason(error: Exception) -> str:
     """What a store says, in a line: the code and the message of its answer, if it gave one."""
     text = " ".join(str(error).split())
     found = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
-    return ": ".join(found) or text[:300] or type(error).__name__
+    return ": ".join(found) or text.partition(" Debug source:")[0][:300] or type(error).__name__

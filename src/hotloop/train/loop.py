@@ -360,6 +360,8 @@ class Loop:
 
     def _look_at_copies(self, wait: bool) -> None:
         for copy in self._parts.copies.finished(wait) if self._parts.copies else []:
+            if copy.refused:
+                raise copy.refused
             if copy.trouble:
                 self._parts.observer.warn(f"no copy at {copy.place}: {copy.trouble}")
             else:

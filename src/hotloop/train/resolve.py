@@ -66,7 +66,7 @@ def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list
     """Decide on `parallel`, and on `speed.graph` which depends on it, once the model is known."""
     state, room = state_bytes(job, model), torch.cuda.mem_get_info()[1] if job.device == "cuda" else 0
     room = min(world.gathered(room))  # cards may differ, and all ranks have to do the same
-    fits = not room or state <= _STATE_SHARE * room or not divisible(model)
+    fits = not room or state <= STATE_SHARE * room or not divisible(model)
     of = f" of the GPU's {format_bytes(room)}" if room else ""
     why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}"
     parallel = Choice("parallel", "ddp" if fits else "fsdp", why)
@@ -80,7 +80,7 @@ def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list
     return job, [*taken, *more]
 
 
-_STATE_SHARE = 0.6
+STATE_SHARE = 0.6
 """Of a GPU's memory: the rest is for activations, which are not known yet."""
 _STATES = {"sgd": 1, "adagrad": 1, "rmsprop": 1}
 """Tensors of the size of a weight that an optimizer keeps at the most; others keep two, as Adam does."""
@@ -117,16 +117,19 @@ def choose_compile(job: Job, steps: int, flops_per_step: float) -> tuple[Job, li
     Compiling takes about a minute and makes the step a few tens of per cent faster, so it is for runs of some minutes.
     The estimate of a run's length is the same each time: a run that continues decides as it did at first.
     """
-    seconds = steps * max(_LEAST_STEP_SECONDS, flops_per_step / _EAGER_FLOPS)
-    compiled = (
-        job.device == "cuda" and seconds >= _COMPILE_FROM_SECONDS and torch.cuda.get_device_capability() >= (7, 0)
-    )
-    limit = format_seconds(_COMPILE_FROM_SECONDS)
+    seconds = eager_seconds(steps, flops_per_step)
+    compiled = job.device == "cuda" and seconds >= COMPILE_FROM_SECONDS and torch.cuda.get_device_capability() >= (7, 0)
+    limit = format_seconds(COMPILE_FROM_SECONDS)
     why = f"about {format_seconds(seconds)} of training on a GPU; compiling pays from {limit}"
     return decided(job, [Choice("speed.compile", compiled, why if job.device == "cuda" else "it is for GPUs")])
 
 
-_COMPILE_FROM_SECONDS = 240.0
+def eager_seconds(steps: int, flops_per_step: float) -> float:
+    """About what a run takes on a data-centre GPU if nothing is compiled."""
+    return steps * max(_LEAST_STEP_SECONDS, flops_per_step / _EAGER_FLOPS)
+
+
+COMPILE_FROM_SECONDS = 240.0
 _EAGER_FLOPS = 150e12
 """FLOP/s that a model reaches uncompiled on a data-centre GPU; ResNet-50 in bf16 on an H200: 116e12."""
 _LEAST_STEP_SECONDS = 0.001

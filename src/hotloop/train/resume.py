@@ -93,7 +93,7 @@ def set_aside(directory: Path) -> Path | None:
 def changed_settings(loaded: Loaded, job: Job) -> list[str]:
     """The settings that differ from those that the checkpoint was trained with, as "key: then -> now"."""
     then, now = (flat(settings) for settings in (loaded.state["job"], job.model_dump(mode="json")))
-    silent = ("run", "log", "name", "data", "preemption", "launch")
+    silent = ("run", "log", "name", "data", "preemption", "storage", "launch")
     differ = [key for key in now if then.get(key) != now[key]]
     keys = [key for key in differ if key.split(".")[0] not in silent or (key == "data.decode" and key in then)]
     return [f"{key}: {json.dumps(then.get(key))} -> {json.dumps(now[key])}" for key in keys]

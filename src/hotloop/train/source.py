@@ -23,7 +23,7 @@ from hotloop.train.decoding import Decoded, Decoding, encoded_places, other_rows
 from hotloop.train.device_slots import DeviceSlot
 from hotloop.train.split import Split
 
-_SLOTS = 3
+SLOTS = 3
 """Batches on the device: one in use, one on its way, and one that lets the host be a step ahead of the device."""
 
 
@@ -77,6 +77,10 @@ class Source(Protocol):
         """The samples' own tensors; runs on the device and may be captured into a graph."""
 
 
+DEVICE_SHARE = 0.25
+"""Of the free memory of a GPU that arrays may take."""
+
+
 class ArraySource:
     """Batches gathered from arrays.
 
@@ -87,9 +91,6 @@ class ArraySource:
         numbers: random numbers a sample, for `Task.prepare`.
     """
 
-    _DEVICE_SHARE = 0.25
-    """Of the free memory of a GPU that arrays may take."""
-
     def __init__(self, dataset: ArrayDataset, settings: LoaderSettings, device: torch.device, numbers: int = 0) -> None:
         self.settings = settings
         self.damages: dict[str, str] = {}
@@ -97,7 +98,7 @@ class ArraySource:
         self._dataset = dataset
         self._numbers = numbers
         self._device = device
-        self._home = device if _fits(dataset.size_bytes, device, self._DEVICE_SHARE) else torch.device("cpu")
+        self._home = device if _fits(dataset.size_bytes, device, DEVICE_SHARE) else torch.device("cpu")
         self._arrays = {name: torch.from_numpy(array).to(self._home) for name, array in dataset.arrays.items()}
         self._order = torch.arange(len(dataset), device=self._home)
         self._random = torch.zeros(len(dataset), numbers, device=self._home)
@@ -229,7 +230,7 @@ class LoaderSource:
         """One batch is on its way while the one before is trained on."""
         # Memory of an earlier iteration may still be read, and engines wait for no stream.
         torch.cuda.current_stream(self._device).synchronize()
-        slots = cycle([DeviceSlot(self._device, stream) for _ in range(_SLOTS)])
+        slots = cycle([DeviceSlot(self._device, stream) for _ in range(SLOTS)])
         ahead: _Sending | None = None
         started = time.perf_counter()
         while batch := self._next(batches):

@@ -35,7 +35,7 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
     if not tensors:
         raise InputError(f"{loaded.path} has no tensors of this kind", f"asked for: {weights}", f"--weights {ALL}")
     described = {"format": "pt", "epoch": str(loaded.position[0]), "step": str(loaded.position[1]), "weights": weights}
-    tensors = _apart(tensors)
+    tensors = apart(tensors)
     write_atomic(out, save(tensors, described))
     return tensors
 
@@ -61,7 +61,7 @@ def _flat(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _flat(value, f"{path}.{number}" if path else str(number))
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Each with memory of its own, as the format has it: tied weights become copies of each other."""
     seen: set[int] = set()
     for name, tensor in tensors.items():

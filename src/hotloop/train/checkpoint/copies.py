@@ -3,24 +3,32 @@
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.files import new_directory
-from hotloop.core.job import CheckpointSection
+from hotloop.core.job import CheckpointSection, StorageSection
+from hotloop.core.units import count
 from hotloop.data.object_store import obstore_module, open_store, reason
+from hotloop.storage.client_key import SUFFIX, ClientKey, Damaged, WrongKey
+from hotloop.storage.encryption import NotEncrypted, encryption
 from hotloop.train.checkpoint.checkpointer import verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, position_of
 
 _PIECE_BYTES = 1 << 26
 _PART_BYTES, _MOST_PARTS = 1 << 24, 9000
 """Of an object that is sent in parts; a store takes 10,000 of them."""
-_ENCRYPTION = {"aes256": "AES256", "kms": "aws:kms"}
-"""As S3 calls them in `x-amz-server-side-encryption`."""
+_PROBE = ".hotloop-"
+_EARLIER = "use an earlier one"
+
+
+class _DamagedCopy(CheckpointError):
+    """A copy is not the checkpoint that it is called."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +38,52 @@ class Copy:
     Attributes:
         place: where it is; or should be.
         trouble: why it is not; empty if it is.
+        refused: the store does not encrypt as it was asked to: nothing more must go there.
     """
 
     place: str
     seconds: float
     trouble: str = ""
+    refused: NotEncrypted | None = None
 
 
 class Copies:
     """Copies of one run's checkpoints.
 
     Args:
-        settings: where they go, and how they are encrypted there.
+        settings: where they go.
+        storage: how they are encrypted.
         run: the run's name.
 
     Raises:
         InputError: obstore is not installed, or the store does not do what is asked for, or does not answer.
     """
 
-    def __init__(self, settings: CheckpointSection, run: str) -> None:
+    def __init__(self, settings: CheckpointSection, storage: StorageSection, run: str) -> None:
         self.url = f"{settings.copy_to.rstrip('/')}/{run}"
         self._keep = settings.keep
+        self._encryption = encryption(storage, self.url)
+        self._key = ClientKey(storage.client_key) if storage.client_key else None
         self._obstore = obstore_module()
-        self._store = open_store(self.url, **_encryption(settings))
+        self._store = open_store(self.url, **self._encryption.settings)
         self._threads = ThreadPoolExecutor(1, "hotloop-copies")
         self._begun: list[Future[Copy]] = []
         self._aside = Path()
         self.positions()
+        self._try()
+
+    def _try(self) -> None:
+        """Write a few bytes and remove them: what a store does not allow is told before anything is trained."""
+        name = f"{_PROBE}{uuid.uuid4().hex}"
+        try:
+            self._obstore.put(self._store, name, b"hotloop")
+            self._verify(name)
+            self._obstore.delete(self._store, name)
+        except NotEncrypted as error:
+            raise InputError(error.what, error.cause, error.fix) from None
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            fix = "hotloop storage policy JOB says what the credentials must be allowed"
+            raise InputError(f"checkpoint.copy_to: {self.url} cannot be written", reason(error), fix) from None
 
     def positions(self) -> list[Position]:
         """Of the whole ones, newest first.
@@ -64,7 +91,10 @@ class Copies:
         Raises:
             InputError: the store does not answer.
         """
-        names = {name.rpartition("/")[0] for name in self._names() if name.endswith(f"/{MANIFEST}")}
+        return self._whole(f"/{MANIFEST}", f"/{MANIFEST}{SUFFIX}")
+
+    def _whole(self, *manifests: str) -> list[Position]:
+        names = {name.rpartition("/")[0] for name in self._names() if name.endswith(manifests)}
         return sorted((position for name in names if (position := position_of(name))), reverse=True)
 
     def _names(self) -> list[str]:
@@ -78,22 +108,52 @@ class Copies:
         """Bring the newest one that is whole to a folder; nothing if there is none.
 
         Raises:
-            CheckpointError: one cannot be read now.
+            CheckpointError: one cannot be read now; or there are some, and none can be used: they are damaged, or
+                encrypted for another key, or not encrypted by a key although the job names one.
             OSError: it cannot be written.
         """
-        for position in self.positions():
-            name = checkpoint_name(position)
-            files = [path for path in self._names() if path.startswith(f"{name}/")]
-            with new_directory(folder / name) as temporary:
-                for file in files:
-                    self._fetch(file, temporary / file.rpartition("/")[2])
+        failed = list[CheckpointError]()
+        for position in self._whole(f"/{MANIFEST}{SUFFIX}" if self._key else f"/{MANIFEST}"):
             try:
-                verify_checkpoint(folder / name)
-                return folder / name
-            except CheckpointError as error:
-                warn(f"{self.url}/{name}: {error.cause}; trying the one before")
-                (folder / name).rename(folder / f"damaged-{name}")
+                return self._fetched(position, folder)
+            except (WrongKey, Damaged, _DamagedCopy) as error:
+                failed.append(error)
+                warn(f"{self.url}/{checkpoint_name(position)}: {error.cause}; trying the one before")
+        if failed:
+            what = f"none of the {count(len(failed), 'copy', 'copies')} at {self.url} can be used"
+            raise CheckpointError(what, failed[0].cause, failed[0].fix)
+        if others := self.positions():
+            what = f"{count(len(others), 'copy', 'copies')} at {self.url} cannot be used"
+            if self._key:
+                cause = "storage.client_key is set, and they are not encrypted"
+                raise CheckpointError(what, cause, '--set storage.client_key=""')
+            cause = "they are encrypted, and storage.client_key is not set"
+            raise CheckpointError(what, cause, "--set storage.client_key=file:KEY")
         return None
+
+    def _fetched(self, position: Position, folder: Path) -> Path:
+        """The manifest first: a wrong key is told before anything large is fetched."""
+        name = checkpoint_name(position)
+        there = [path for path in self._names() if path.startswith(f"{name}/")]
+        own = [path for path in there if path.endswith(SUFFIX) == bool(self._key)]
+        with new_directory(folder / name) as temporary:
+            for path in sorted(own, key=lambda path: not path.removesuffix(SUFFIX).endswith(MANIFEST)):
+                file = temporary / path.rpartition("/")[2]
+                self._fetch(path, file)
+                if self._key:
+                    self._key.decrypt(file, file.with_suffix(""))
+                    file.unlink()
+        try:
+            found = verify_checkpoint(folder / name)
+            if found == position:
+                return folder / name
+            cause = f"it is the checkpoint of epoch {found[0]}, step {found[1]}: another one was put in its place"
+            error = CheckpointError(f"{name} is another one", cause, _EARLIER)
+        except CheckpointError as damaged:
+            error = damaged
+        shutil.rmtree(folder / f"damaged-{name}", ignore_errors=True)  # of an earlier start
+        (folder / name).rename(folder / f"damaged-{name}")
+        raise _DamagedCopy(error.what, error.cause, error.fix)
 
     def _fetch(self, name: str, file: Path) -> None:
         """In pieces: a store's patience is for one answer, and large files take longer."""
@@ -148,23 +208,44 @@ class Copies:
 
     def _copied(self, folder: Path, name: str) -> Copy:
         place, started, trouble = f"{self.url}/{name}", time.perf_counter(), ""
+        refused: NotEncrypted | None = None
         try:
             for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):  # it says: all are there
-                size = max(_PART_BYTES, file.stat().st_size // _MOST_PARTS)
-                self._obstore.put(self._store, f"{name}/{file.name}", file, chunk_size=size)
+                self._send(file, f"{name}/{file.name}")
             kept = {checkpoint_name(position) for position in self.positions()[: self._keep]}
             for old in {path.partition("/")[0] for path in self._names()} - kept - {name}:
                 self._remove(old)
         except (self._obstore.exceptions.BaseError, OSError) as error:
             trouble = reason(error)
+        except NotEncrypted as error:
+            trouble, refused = error.cause, error
         except InputError as error:
             trouble = error.cause
         shutil.rmtree(folder, ignore_errors=True)
-        return Copy(place, time.perf_counter() - started, trouble)
+        return Copy(place, time.perf_counter() - started, trouble, refused)
+
+    def _send(self, file: Path, name: str) -> None:
+        if self._key:
+            encrypted = file.with_name(f"{file.name}{SUFFIX}")
+            self._key.encrypt(file, encrypted)
+            file, name = encrypted, f"{name}{SUFFIX}"
+        self._obstore.put(self._store, name, file, chunk_size=max(_PART_BYTES, file.stat().st_size // _MOST_PARTS))
+        if self._key:
+            file.unlink()  # the disk has room for one more of them, not for all
+        self._verify(name)
+
+    def _verify(self, name: str) -> None:
+        """An object of which it is not known that it was encrypted as was asked for does not stay."""
+        try:
+            self._encryption.verify(self._store, self.url, name)
+        except (NotEncrypted, OSError):
+            with suppress(self._obstore.exceptions.BaseError, OSError):  # what is wrong with it says more
+                self._obstore.delete(self._store, name)
+            raise
 
     def _remove(self, name: str) -> None:
         found = sorted(path for path in self._names() if path.startswith(f"{name}/"))
-        for path in sorted(found, key=lambda path: not path.endswith(MANIFEST)):
+        for path in sorted(found, key=lambda path: not path.removesuffix(SUFFIX).endswith(MANIFEST)):
             self._obstore.delete(self._store, path)
 
 
@@ -173,19 +254,3 @@ def _link(file: str, link: str) -> None:
         os.link(file, link)
     except OSError:  # not every file system has links
         shutil.copyfile(file, link)
-
-
-def _encryption(settings: CheckpointSection) -> dict[str, Any]:
-    if settings.encryption == "store" and not settings.kms_key:
-        return {}
-    if not settings.copy_to.startswith("s3://"):
-        raise InputError(
-            f"checkpoint.encryption does not go with {settings.copy_to}",
-            "it is a request to S3; other stores encrypt as their buckets say",
-            "--set checkpoint.encryption=store",
-        )
-    if settings.kms_key and settings.encryption != "kms":
-        fix = "--set checkpoint.encryption=kms"
-        raise InputError("checkpoint.kms_key without kms", f'encryption is "{settings.encryption}"', fix)
-    found = {"server_side_encryption": _ENCRYPTION[settings.encryption]}
-    return {**found, "sse_kms_key_id": settings.kms_key} if settings.kms_key else found

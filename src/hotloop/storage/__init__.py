@@ -1,0 +1,1 @@
+"""Who may do what in object storage, how it is reached, and how what lies there is encrypted; no torch."""
