@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import SUPPORT, paced_job, weights_of
 
+from hotloop.core.errors import InputError
 from hotloop.core.job import Job
+from hotloop.core.machine import Gpu, Machine, read_machine
+from hotloop.launch.held import usable_gpus
 from hotloop.launch.local import Local
-from hotloop.launch.request import make_request
+from hotloop.launch.request import Request, make_request
 from hotloop.launch.slurm import Slurm, _seconds
 
 JOB = paced_job(10)
@@ -97,6 +101,7 @@ def test_what_fails_says_why_and_what_is_killed_is_lost(hotloop: Command, job: P
 
 def test_launches_are_found_from_where_they_were_made_and_above(hotloop: Command, job: Path) -> None:
     assert "no launches in ." in hotloop("launch", "status", expect=0).out
+    hotloop("launch", "status", "--root", "nowhere", expect=2)
     done = hotloop("launch", "job.toml", "--watch", "--json", "--set", "train.epochs=1", expect=0)
     ended(job)
     by_id = hotloop("launch", "status", json.loads(done.out)["id"], "--json", expect=0)
@@ -142,6 +147,7 @@ def test_what_is_set_for_nccl_is_shown_and_contradictions_are_said(hotloop: Comm
     ("options", "said"),
     [
         (["--nodes", "2"], "2 machines on local"),
+        (["--nodes", "2", "--dry-run"], "2 machines on local"),
         (["--on", "slurm", "--set", "device=cuda"], "how many GPUs of each machine are wanted is not said"),
         (["--set", "device=cuda", "--gpus", "99", "--set", "data.batch_size=99"], "99 GPUs are asked for, and this"),
         (["--on", "slurm"], "there is no sinfo here"),
@@ -179,11 +185,12 @@ def test_what_cannot_be_launched_leaves_nothing(
 
 def test_what_only_looks_like_a_secret_is_let_through(hotloop: Command, job: Path) -> None:
     harmless = (
-        'launch.environment={TOKENIZERS_PARALLELISM="false", MAX_TOKENS=4096, GOOGLE_APPLICATION_CREDENTIALS="/k.json"}'
+        'launch.environment={TOKENIZERS_PARALLELISM=false, MAX_TOKENS=4096, GOOGLE_APPLICATION_CREDENTIALS="/k.json"}'
     )
     options = ["--set", harmless, "--set", "data.train=/data/sk-learn-datasets-version-2024"]
     planned = json.loads(hotloop("launch", "job.toml", *options, "--dry-run", "--json", expect=0).out)
     assert planned["environment"]["MAX_TOKENS"] == "4096"
+    assert planned["environment"]["TOKENIZERS_PARALLELISM"] == "false"
 
 
 def test_launches_at_once_are_several_and_one_run_is_had_by_one(hotloop: Command, job: Path) -> None:
@@ -206,6 +213,103 @@ def test_launches_at_once_are_several_and_one_run_is_had_by_one(hotloop: Command
     ended(job, "same")
 
 
+def sinfo(text: str, code: int = 0) -> Slurm:
+    """Of a cluster that answers so."""
+    said = "" if code == 0 else "slurm_load_partitions: Unable to contact slurm controller"
+    return Slurm(lambda command, /, text_=text: subprocess.CompletedProcess(command, code, text_, said))
+
+
+def request_of(folder: Path, **sections: object) -> Request:
+    raw = {"device": "cpu", "data": {"train": "x"}, "model": {"name": "m"}, "run": {"dir": "runs/a"}, **sections}
+    return make_request(Job.model_validate(raw), 1, None, lambda: 0, folder, _NOW)
+
+
+@pytest.mark.parametrize(
+    ("machines", "gpus", "cpus"),
+    [
+        ("gpu|4|gpu:h100:8(S:0-1)|128", 2, "32"),
+        ("gpu|4|gpu:8|128\nold|9|gpu:v100:4|32+\nplain|99|(null)|256", 4, "32"),
+        ("gpu|4|gpu:8|4", 1, "1"),
+    ],
+)
+def test_of_a_machines_processors_as_many_are_asked_for_as_its_gpus_have(
+    tmp_path: Path, machines: str, gpus: int, cpus: str
+) -> None:
+    slurm = sinfo(machines)
+    asked = request_of(tmp_path, launch={"gpus": gpus, "nodes": 4})
+    assert "cpus-default" in [one.id for one in slurm.documents([asked])[0].findings]
+    slurm.check(asked)
+    document = slurm.documents([asked])[0]
+    assert f"#SBATCH --cpus-per-task={cpus}\n" in document.text
+    assert "cpus-default" not in [one.id for one in document.findings]
+
+
+def test_a_slurm_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Slurm does not answer"):
+        sinfo("", code=1).check(request_of(tmp_path))
+
+
+def test_data_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    """Here it is an error, but for lines before that may fetch it; on a login node the machines may have it."""
+    (tmp_path / "shards").mkdir()
+    there = {"train": "shards/train-{000..003}.tar", "val": "s3://bucket/val"}
+    Local().check(request_of(tmp_path, data=there))
+    Local().check(request_of(tmp_path, launch={"setup": ["fetch"]}))
+    with pytest.raises(InputError, match=f"data.val: there is no {tmp_path}/gone"):
+        Local().check(request_of(tmp_path, data={**there, "val": "gone"}))
+    document = Slurm().documents([request_of(tmp_path, data={**there, "val": "gone"})])[0]
+    assert [one.id for one in document.findings] == ["data-not-here"]
+    assert f"{tmp_path}/shards {tmp_path}/gone" in document.text, "each machine is asked for them"
+    container = {"image": "a.sif", "slurm": {"containers": "apptainer"}}
+    bound = Slurm().documents([request_of(tmp_path, data={"train": "/data/train"}, launch=container)])[0]
+    assert "--bind /data/train " in bound.text
+
+
+CARDS = [Gpu("NVIDIA H100", f"GPU-{number}a", 80 * 2**30) for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "usable"),
+    [(None, "0123"), ("2,0", "20"), ("GPU-3,GPU-1", "31"), ("", ""), ("1,9,2", "1"), (" 1 ,2", "12")],
+)
+def test_gpus_that_a_shell_hides_are_not_there(visible: str | None, usable: str) -> None:
+    found = usable_gpus(with_cards(), {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert found == [f"GPU-{number}a" for number in usable]
+
+
+def with_cards() -> Machine:
+    return replace(read_machine(), gpus=tuple(CARDS))
+
+
+def test_gpus_that_another_launch_holds_are_not_had_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as what it has started lives, in whatever folder it was launched."""
+    monkeypatch.setenv("HOTLOOP_LIVE", str(tmp_path / "live"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    os.mkfifo(tmp_path / "gate")
+    local = Local(with_cards)
+
+    def launched(name: str, gpus: int) -> int:
+        settings = {"gpus": gpus, "setup": [f"read < {tmp_path}/gate", "exit 0"]}
+        asked = request_of(tmp_path / name, device="cuda", launch=settings)
+        asked.folder.mkdir(parents=True)
+        return int(local.submit([asked])[0])
+
+    first = launched("one", 2)
+    with pytest.raises(InputError) as caught:
+        launched("two", 2)
+    assert caught.value.what == "GPU 0 is held by launch a"
+    assert caught.value.fix == "CUDA_VISIBLE_DEVICES=GPU-2a,GPU-3a hotloop launch ..."
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    second = launched("three", 2)
+    for number in (first, second):
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    last = launched("four", 4)
+    os.kill(last, signal.SIGKILL)
+    os.waitpid(last, 0)
+
+
 @pytest.mark.parametrize("line", ["set -eu", "folder=/nowhere; run_dir=x; job_file=y", "false", "sleep 0.1"])
 def test_lines_of_setup_break_nothing_of_ours(hotloop: Command, job: Path, line: str) -> None:
     setup = f"launch.setup={json.dumps([line])}"
@@ -220,7 +324,7 @@ def test_what_is_cancelled_while_it_is_set_up_does_not_begin(hotloop: Command, j
     wait_until(lambda: (job.parent / "here").exists(), "its setup")
     hotloop("launch", "cancel", "line", expect=0)
     (job.parent / "go").touch()
-    hotloop("launch", "logs", "line", "--follow", expect=0)
+    assert "line has written nothing" in hotloop("launch", "logs", "line", "--follow", expect=0).err
     assert json.loads(hotloop("launch", "status", "line", "--json").out)["state"] == "cancelled"
     assert not (job.parent / "runs/line").exists()
     ended(job)

@@ -161,6 +161,12 @@ def test_torch_compiles_on_the_cpu_inside(place: Place, image: str) -> None:
     assert inside(place, image, "python", "-c", code) == "[1.0, 1.0, 1.0]\n"
 
 
+def test_another_user_may_write_into_the_caches(place: Place, image: str) -> None:
+    """Mounted over, they keep the mode that they have in the image: docker's and podman's runc sees to it."""
+    out = inside(place, image, "sh", "-c", "stat -c %a ~/.cache && touch ~/.cache/a", options=("--user", "1234:1234"))
+    assert out == "1777\n"
+
+
 def test_exit_codes_pass_through_the_entry_point(place: Place, image: str) -> None:
     inside(place, image, "sh", "-c", "exit 75", code=75)
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_a_killed_worker_costs_nothing(
     assert len(starts(job.parent)) == 2
     assert all(launch.startswith("ray line on ") for launch in starts(job.parent))
     assert_equal(job.parent, expected)
+
+
+def test_a_sweep_is_a_launch_for_each_run_and_they_wait_for_each_other(
+    hotloop: Command, job: Path, cluster: Cluster
+) -> None:
+    """Two workers each, of a processor each: of three runs one has to wait."""
+    sweep = ("--sweep", "seed=[3, 4, 5]", "--set", "train.epochs=1", "--set", "launch.cpus=2")
+    done = hotloop("launch", "job.toml", "--on", "ray", "--set", f"launch.ray.address={cluster.web}", *sweep, expect=0)
+    assert "line-2: seed=5" in done.err
+    for place in range(3):
+        written = watched_to_the_end(hotloop, f"line-{place}")
+        assert status(hotloop, f"line-{place}") == ("finished", ""), written
+        kept = tomllib.loads((job.parent / f"runs/line-{place}/job.toml").read_text())
+        assert kept["seed"] == 3 + place
 
 
 def test_what_waits_for_machines_is_cancelled_too(hotloop: Command, job: Path, cluster: Cluster) -> None:

@@ -175,6 +175,8 @@ def test_a_job_that_waits_is_cancelled_too(hotloop: Command, job: Path, cluster:
     number = json.loads(done.out)["id"]
     stand = json.loads(hotloop("launch", "status", number, "--json", expect=0).out)
     assert (stand["state"], stand["reason"]) == ("waiting", "JobHeldUser")
+    asked = cluster.call("squeue", "--noheader", f"--jobs={number}", "--Format=cpus-per-task")
+    assert asked == "2", "all of a machine's, as it takes all of its GPUs"
     done = hotloop("launch", "job.toml", "--on", "slurm", expect=2)
     assert "runs/line is in use" in done.err
     hotloop("launch", "cancel", number, expect=0)
@@ -187,6 +189,7 @@ def test_a_job_that_waits_is_cancelled_too(hotloop: Command, job: Path, cluster:
     [
         (["--gpus", "5", "--set", "ranks.processes=1"], "5 GPUs of a machine are asked for; the largest has 4"),
         (["--nodes", "3", "--set", "ranks.processes=1"], "3 machines are asked for, and there are 2"),
+        (["--set", "launch.cpus=3"], "3 processors of a machine are asked for; the largest has 2"),
         (["--set", "launch.slurm.partition=night"], 'launch.slurm.partition = "night" does not exist'),
         (["--set", 'launch.slurm.options=["--gres=tpu:1"]'], "Slurm refuses it"),
         (["--set", "launch.memory_gib=999"], "Slurm refuses it"),

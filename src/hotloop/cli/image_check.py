@@ -24,6 +24,8 @@ _LISTED = (
     "import json, importlib.metadata as m; print(json.dumps(sorted({(d.name, d.version) for d in m.distributions()})))"
 )
 """What is installed, said by the image's own Python."""
+_NOT_STARTED = 125
+"""Exit code of docker and podman that have started nothing: there is no such image, or no such GPU."""
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -99,16 +101,16 @@ def verify(tag: str, gpus: str, engine: "Engine | None", as_json: bool) -> int:
 
     The exit code is 1 if it finds an error.
     """
-    from hotloop.image.engines import find_engine, output_of
+    from hotloop.image.engines import find_engine, first_said, output_of
 
     settings = run_settings(gpus=gpus)
     code, said, complained = output_of(find_engine(engine), tag, ["hotloop", "doctor", "--json"], settings)
     try:
         found = json.loads(said)
     except json.JSONDecodeError:
-        last = (complained.strip().splitlines() or ["it said nothing"])[-1]
         fix = f"hotloop image run {tag} -- hotloop doctor"
-        raise HotloopError(f"the doctor did not run in {tag}: exit code {code}", last, fix) from None
+        kind = InputError if code == _NOT_STARTED else HotloopError
+        raise kind(f"the doctor did not run in {tag}: exit code {code}", first_said(complained), fix) from None
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -186,7 +188,7 @@ def _is_file(subject: str) -> bool:
 
 
 def _packages(subject: str, engine: "Engine | None") -> Sequence["Locked"]:
-    from hotloop.image.engines import RunSettings, find_engine, output_of
+    from hotloop.image.engines import RunSettings, find_engine, first_said, output_of
     from hotloop.image.lock import Locked, read_lock
 
     if _is_file(subject):
@@ -194,8 +196,9 @@ def _packages(subject: str, engine: "Engine | None") -> Sequence["Locked"]:
     found = find_engine(engine)
     code, said, complained = output_of(found, subject, ["python3", "-c", _LISTED], RunSettings())
     if code:
-        last = (complained.strip().splitlines() or ["it said nothing"])[-1]
-        raise HotloopError(f"what is installed in {subject} cannot be read", last, f"{found} images lists what is here")
+        kind = InputError if code == _NOT_STARTED else HotloopError
+        fix = f"{found} images lists what is here"
+        raise kind(f"what is installed in {subject} cannot be read", first_said(complained), fix)
     return tuple(Locked(name, version, ()) for name, version in json.loads(said))
 
 

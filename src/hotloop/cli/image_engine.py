@@ -46,6 +46,8 @@ def run_settings(
             raise InputError(
                 f"--mount {mount}: there is no {source}", "an engine would make an empty folder", f"ls {source}"
             )
+    if unnamed := [one for one in variables if one.startswith("=") or not one]:
+        raise InputError(f'--env "{unnamed[0]}" names no variable', "NAME=VALUE, or NAME for yours", "--env A=1")
     own = "" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}"
     absolute = [f"{Path(mount.partition(':')[0]).absolute()}:{mount.partition(':')[2]}" for mount in mounts]
     here = gpus or ("all" if read_machine().gpus else "none")

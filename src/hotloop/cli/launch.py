@@ -28,7 +28,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _ENGINES = ("local", "slurm", "kubernetes", "ray")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _root = click.option(
-    "--root", default=".", type=click.Path(file_okay=False, path_type=Path),
+    "--root", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="In which runs are written, or a folder above; by default here.",
 )  # fmt: skip
 
@@ -78,7 +78,6 @@ def start(
 ) -> int:  # fmt: skip
     """Start a job."""
     from hotloop.launch.engine import engine_of
-    from hotloop.launch.findings import launch_findings
     from hotloop.launch.request import make_request
     from hotloop.launch.sweep import points
 
@@ -93,15 +92,13 @@ def start(
         raise InputError(
             "--watch with --sweep", "one can be watched at a time", "hotloop launch logs NAME --follow, afterwards"
         )
-    here = sorted(os.listdir("/sys/class/net")) if on == "local" else None
-    findings = launch_findings(first, on, os.environ, here)
-    findings += [one for document in documents for one in document.findings]
     if dry_run:
         _tell_points([request.name for request in requests], runs)
-        click.echo(_planned(documents, first, on, findings, as_json))
+        click.echo(_planned(documents, first, on, _findings(first, documents, on), as_json))
         return 0
     launched = _submit(engine, requests, on)
     _tell_points([one.name for one in launched], runs)
+    findings = _findings(first, engine.documents(requests), on)  # with what the engine was asked meanwhile
     _tell(first, launched, findings, as_json)
     if watch:
         return _watch(engine, launched[0], as_json)
@@ -141,8 +138,12 @@ def logs(name: str, follow: bool, root: Path) -> int:
     from hotloop.launch.record import find_launch
 
     found = find_launch(name, root)
+    written = False
     for text in engine_of(found.on).log(found, follow):
         click.echo(text, nl=False)
+        written = written or bool(text)
+    if not written:
+        click.echo(f"{found.name} has written nothing; hotloop launch status says how it stands", err=True)
     return 0
 
 
@@ -175,6 +176,16 @@ def ray_driver(plan: Path) -> int:
     from hotloop.cli.ray_driver import drive
 
     return drive(plan)
+
+
+def _findings(first: "Request", documents: "Sequence[Document]", on: str) -> "list[LaunchFinding]":
+    from hotloop.launch.findings import launch_findings
+
+    here = sorted(os.listdir("/sys/class/net")) if on == "local" else None
+    return [
+        *launch_findings(first, on, os.environ, here),
+        *(one for document in documents for one in document.findings),
+    ]
 
 
 def _submit(engine: "Engine", requests: "Sequence[Request]", on: str) -> "list[Launch]":

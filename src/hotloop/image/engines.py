@@ -15,12 +15,9 @@ from hotloop.core.errors import HotloopError, InputError
 Engine = Literal["docker", "podman", "buildah"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "buildah")
 _LIMIT_SECONDS = 300.0
+_ANSWER_SECONDS = 20.0
 _CACHE = "/home/hotloop/.cache"
-_LIMITS = {
-    "docker": ("--ulimit=memlock=-1", "--ulimit=stack=67108864", "--ulimit=nofile=1048576:1048576"),
-    "podman": ("--ulimit=host",),
-}
-"""Pinned memory, stacks, open files. docker's daemon may raise them; podman cannot go beyond the user's own."""
+_PID_MAX = Path("/proc/sys/kernel/pid_max")
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,13 @@ def find_engine(asked: Engine | None = None) -> Engine:
         raise InputError(
             f"there is no {asked} here", "it is not on the path", f"install {asked}, or leave --engine out"
         )
+    if asked == "docker" and not _answers():
+        fix = "start it: systemctl start docker; or leave --engine out"
+        raise InputError("docker's daemon does not answer", "docker itself is here", fix)
+    if asked:
+        return asked
     for engine in ENGINES:
-        if engine == asked or (not asked and shutil.which(engine) and (engine != "docker" or _answers())):
+        if shutil.which(engine) and (engine != "docker" or _answers()):
             return engine
     without = " (docker is there, its daemon does not answer)" if shutil.which("docker") else ""
     fix = "apt-get install buildah, or install podman or docker"
@@ -107,7 +109,7 @@ def run_command(engine: Engine, tag: str, command: Sequence[str], settings: RunS
     return [
         engine, "run", "--rm", *_gpu_options(engine, settings.gpus), *mounts,
         *(f"--env={variable}" for variable in settings.variables), f"--shm-size={settings.shared_memory}",
-        *_LIMITS[engine], *root,
+        *_limits(engine), *root,
         *([f"--user={settings.user}"] if settings.user else []), "--cap-drop=ALL", "--security-opt=no-new-privileges",
         tag, *command,
     ]  # fmt: skip
@@ -157,7 +159,7 @@ def inspect(engine: Engine, tag: str) -> dict[str, Any]:
              "buildah": ["buildah", "inspect", "--type", "image"]}[engine]  # fmt: skip
     done = subprocess.run([*words, tag], capture_output=True, text=True, timeout=_LIMIT_SECONDS)  # noqa: S603
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = first_said(done.stderr)
         raise InputError(f"{engine} has no image {tag}", said, f"hotloop image build FOLDER --tag {tag}")
     found = json.loads(done.stdout)
     content: dict[str, Any] = found[0] if isinstance(found, list) else found["Docker"]
@@ -169,9 +171,33 @@ def inspect(engine: Engine, tag: str) -> dict[str, Any]:
     return {**beside, **config}
 
 
+def first_said(complaints: str) -> str:
+    """The line of an engine's error output that says what is wrong: hints and its log are around it."""
+    lines = complaints.strip().splitlines() or ["it said nothing"]
+    return next((line for line in lines if line.startswith(("Error", "docker: Error"))), lines[-1])
+
+
 def _answers() -> bool:
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
-    return subprocess.run(command, capture_output=True, timeout=_LIMIT_SECONDS).returncode == 0  # noqa: S603
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_ANSWER_SECONDS).returncode == 0  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _limits(engine: Engine) -> list[str]:
+    """Pinned memory, stacks, open files, processes. docker's daemon may raise them. podman cannot go beyond the user's
+    own, which its defaults do (for root its "host" too, in 4.3): it would start nothing.
+    """
+    if engine == "docker":
+        return ["--ulimit=memlock=-1", "--ulimit=stack=67108864", "--ulimit=nofile=1048576:1048576"]
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    most = int(_PID_MAX.read_text())  # podman begins by lowering its own to this
+    return [_files(), "--ulimit=nproc={0}:{0}".format(most if processes < 0 else min(processes, most))]
+
+
+def _files() -> str:
+    return "--ulimit=nofile={0}:{0}".format(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def _gpu_options(engine: Engine, gpus: str) -> list[str]:
@@ -194,8 +220,7 @@ def _buildah_run(tag: str, command: Sequence[str], settings: RunSettings) -> lis
     options += [f"--env={variable}" for variable in settings.variables]
     options += [f"--user={settings.user}"] if settings.user else []
     inner = ["/usr/bin/tini", "-s", "-g", "--", *command]
-    files = "--ulimit=nofile={0}:{0}".format(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    made = ["--pull-never", f"--shm-size={settings.shared_memory}", files, tag]
+    made = ["--pull-never", f"--shm-size={settings.shared_memory}", _files(), tag]
     text = (
         f"name=$(buildah from {shlex.join(made)}) || exit 125; "
         "trap 'buildah rm \"$name\" > /dev/null' EXIT; "

@@ -12,11 +12,20 @@ from hotloop.launch.record import Launch
 from hotloop.launch.request import Request
 
 
-def start_detached(command: Sequence[str], request: Request) -> str:
-    """Start a program that writes into the launch's log; its process number."""
+def start_detached(command: Sequence[str], request: Request, files: Sequence[int] = ()) -> str:
+    """Start a program that writes into the launch's log; its process number.
+
+    Args:
+        files: descriptors that it has open, too.
+    """
     with (request.folder / "log.txt").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=files,
         )
     write_atomic(request.folder / "process", f"{process.pid} {_started(process.pid)}\n")
     process.returncode = 0  # it is not ours to wait for: it goes on after this command

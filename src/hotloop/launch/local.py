@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
+from hotloop.core.live import live_folder
 from hotloop.core.machine import Machine, read_machine
 from hotloop.core.units import count
 from hotloop.launch.detached import is_alive, start_detached, terminate
 from hotloop.launch.ending import first_error, read_end
 from hotloop.launch.engine import Document, read_log
+from hotloop.launch.files import absent_files
+from hotloop.launch.held import VISIBLE, held, usable_gpus
 from hotloop.launch.record import Launch
 from hotloop.launch.render import render_script, this_python
 from hotloop.launch.request import Request
@@ -29,24 +32,31 @@ class Local:
         self._machine = machine
 
     def gpus(self) -> int:
-        """All of this machine."""
-        return len(self._machine().gpus)
+        """All of this machine that may be used."""
+        return len(usable_gpus(self._machine(), os.environ))
 
     def check(self, request: Request) -> None:
-        """One machine, with as many GPUs as are asked for."""
-        if request.nodes > 1:
+        """As many GPUs as are asked for, and the data; what comes before it may yet fetch that."""
+        if request.job.device != "cpu" and request.gpus > (here := len(self._usable(request))):
             raise InputError(
-                f"{count(request.nodes, 'machine')} on local", "local is this machine alone", "--on slurm, or --nodes 1"
-            )
-        if request.job.device != "cpu" and request.gpus > (here := self.gpus()):
-            raise InputError(
-                f"{count(request.gpus, 'GPU')} are asked for, and this machine has {here}",
+                f"{count(request.gpus, 'GPU')} are asked for, and this machine has {here}{_chosen(request)}",
                 "each process trains on one of its own",
                 f"--gpus {here}" if here else "--set device=cpu, or --on a cluster",
+            )
+        absent = {} if request.job.launch.setup else absent_files(request)
+        for key, path in absent.items():
+            raise InputError(
+                f"{key}: there is no {path}", "a job's paths begin where it is launched", f"--set {key}=PATH"
             )
 
     def documents(self, requests: Sequence[Request]) -> list[Document]:
         """The script that the process runs."""
+        if requests[0].nodes > 1:
+            raise InputError(
+                f"{count(requests[0].nodes, 'machine')} on local",
+                "local is this machine alone",
+                "--on slurm, or --nodes 1",
+            )
         if len(requests) > 1:
             raise InputError(
                 f"a sweep of {len(requests)} on local",
@@ -60,7 +70,12 @@ class Local:
         request = requests[0]
         script = request.folder / "launch.sh"
         write_atomic(script, self.documents(requests)[0].text)
-        return [start_detached(["/bin/bash", str(script)], request)]
+        number = 0 if request.job.device == "cpu" else request.gpus
+        with held(self._usable(request), number, request.name, live_folder()) as files:
+            return [start_detached(["/bin/bash", str(script)], request, files)]
+
+    def _usable(self, request: Request) -> list[str]:
+        return usable_gpus(self._machine(), {**os.environ, **request.environment})
 
     def status(self, launch: Launch) -> Status:
         """By its process and what that has left."""
@@ -79,3 +94,8 @@ class Local:
     def cancel(self, launch: Launch) -> None:
         """SIGTERM: it saves and stops."""
         terminate(launch)
+
+
+def _chosen(request: Request) -> str:
+    value = {**os.environ, **request.environment}.get(VISIBLE)
+    return "" if value is None else f", by {VISIBLE}={value}"

@@ -57,16 +57,29 @@ class Ray:
             )
 
     def documents(self, requests: Sequence[Request]) -> list[Document]:
-        """What the driver reads, and Ray is told of."""
-        if len(requests) > 1:
+        """What the driver reads, and Ray is told of; of a sweep, for each run."""
+        plans = [make_plan(request) for request in requests]
+        if len(plans) > 1 and plans[0]["address"] == "local":
             raise InputError(
-                f"a sweep of {len(requests)} on ray", "one launch is one job of it", "launch them one by one"
+                f"a sweep of {len(plans)}, each on a Ray of its own here",
+                "they would share this machine and slow each other",
+                "ray start --head, then --set launch.ray.address=auto; or hotloop tune",
             )
-        return [Document(PLAN, render_plan(make_plan(requests[0])))]
+        names = [PLAN] if len(plans) == 1 else [f"{request.name}/{PLAN}" for request in requests]
+        return [Document(name, render_plan(plan)) for name, plan in zip(names, plans, strict=True)]
 
     def submit(self, requests: Sequence[Request]) -> list[str]:
-        """Start the driver; the id of Ray's job, or its process number."""
-        return [self._submit(requests[0])]
+        """Start the driver of each; the id of Ray's job, or a process number. Those of a sweep wait for each other."""
+        begun: list[str] = []
+        try:
+            for request in requests:
+                begun.append(self._submit(request))
+        except HotloopError:
+            for identity in begun:  # jobs: a process of this machine is not refused
+                with _client(make_plan(requests[0])["address"]) as client:
+                    client.stop_job(identity)
+            raise
+        return begun
 
     def _submit(self, request: Request) -> str:
         plan = make_plan(request)

@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.files import write_atomic
 from hotloop.launch.request import FOLDER, Request
 
@@ -54,12 +56,42 @@ class Launch:
 
 @contextmanager
 def one_at_a_time(request: Request) -> Iterator[None]:
-    """While nobody else launches in the same folder."""
+    """While nobody else launches in the same folder; where nothing was launched, nothing of it is left."""
     root = request.folder.parent
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    made = next((one for one in [*reversed(root.parents), root] if not one.exists()), root)
+    with _locked(root / ".lock"):
+        try:
+            yield
+        except BaseException:
+            if [one.name for one in root.iterdir()] == [".lock"]:
+                (root / ".lock").unlink()
+                _remove_empty(root, made)
+            raise
+
+
+def _locked(path: Path) -> IO[str]:
+    """A file that nobody else has locked, made anew if who had it has removed it."""
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as stack:
+                file = stack.enter_context(path.open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    stack.pop_all()
+                    return file
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise cannot_write(path.parent, error, InputError) from None
+
+
+def _remove_empty(folder: Path, last: Path) -> None:
+    """A folder and those above it up to the last, as long as they are empty."""
+    with suppress(OSError):
+        folder.rmdir()
+        if folder != last:
+            _remove_empty(folder.parent, last)
 
 
 def claim(request: Request) -> Request:

@@ -1,16 +1,16 @@
 """What is asked of an engine: a job with everything that it leaves open settled."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.core.units import count
 from hotloop.launch.network import network_variables
+from hotloop.launch.secrets import check_secrets
 
 FOLDER = ".launch"
 """In the folder of the runs: what launches have left."""
@@ -118,49 +118,6 @@ def _wanted_gpus(job: Job, gpus_of: Callable[[], int]) -> int:
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(
-    r"(^|[_.-])(token|secret|passw(or)?d|(api|access|secret|private|account)[_-]?key|credentials?)$", re.IGNORECASE
-)
-_HARMLESS = re.compile(r"|[\d.]+|true|false|yes|no|on|off|auto|[~./$].*", re.IGNORECASE)
-"""Of such a name: numbers, switches, paths, references to other variables."""
-_REFERENCES = ("launch.kubernetes.secrets.", "launch.kubernetes.pull_secret")
-"""Keys that hold names of secrets."""
-_GIVEN = re.compile(r"([A-Za-z_]\w*)=(['\"]?)([^\s'\"]+)\2")
-"""NAME=VALUE in a line for a shell."""
-_SECRET = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|nvapi-[\w-]{20,}"
-    r"|AKIA[0-9A-Z]{16}|sk-(proj-|ant-)?[A-Za-z0-9]{20,}|xox[bap]-[\w-]{10,})"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\w+://[^/\s:@]+:[^/\s@]+@"
-)
-"""Tokens of Hugging Face, GitHub, GitLab, NVIDIA, AWS, OpenAI, Slack; keys; passwords in addresses."""
-
-
-def check_secrets(job: Job) -> None:
-    """Raise InputError if a job holds a secret: it would lie in the launch's files, and in the engine's."""
-    for key, value in _texts(job.model_dump(mode="json"), ""):
-        given = [(key.rpartition(".")[2], value)]
-        if key in ("launch.setup", "launch.slurm.options"):
-            given += [(name, inner) for name, _, inner in _GIVEN.findall(value)]
-        if key.startswith(_REFERENCES):
-            continue
-        named = any(_SECRET_NAME.search(name) and not _HARMLESS.fullmatch(inner) for name, inner in given)
-        if named or _SECRET.search(value):
-            raise InputError(
-                f"{key} looks like a secret",
-                "a job is written into files that others may read",
-                "export it in your shell, whose variables go along; or name a secret in launch.kubernetes.secrets",
-            )
-
-
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _texts(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner, key)
-    elif isinstance(value, str):
-        yield key, value
 
 
 def check_environment(environment: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ from hotloop.core.job import SlurmSection
 from hotloop.core.units import count
 from hotloop.launch.ending import first_error, read_end, write_end
 from hotloop.launch.engine import Document, read_log
+from hotloop.launch.files import absent_files, needed_files
+from hotloop.launch.finding import LaunchFinding
 from hotloop.launch.process import Run, run
 from hotloop.launch.record import Launch
 from hotloop.launch.render import render_script, this_python
@@ -45,6 +47,7 @@ class Slurm:
 
     def __init__(self, run: Run = run) -> None:
         self._run = run
+        self._cpus = 0  # a machine's share for the GPUs that are asked for, once sinfo has told
 
     def gpus(self) -> int:
         """Nobody knows on which machines it will run."""
@@ -55,7 +58,10 @@ class Slurm:
     def check(self, request: Request) -> None:
         """That Slurm is here, its partition is, and its machines are large enough."""
         wanted = request.job.launch.slurm.partition.split(",") if request.job.launch.slurm.partition else []
-        answer = self._call(["sinfo", "--noheader", "--format=%R|%D|%G|%a"])
+        answer = self._call(["sinfo", "--noheader", "--exact", "--format=%R|%D|%G|%c"])
+        if answer.returncode:
+            said = " ".join(answer.stderr.split())
+            raise InputError("Slurm does not answer", said, "log in to the cluster's login node; scontrol ping")
         machines = [line.split("|") for line in answer.stdout.splitlines() if line.count("|") == 3]
         partitions = sorted({name for name, *_ in machines})
         absent = [name for name in wanted if name not in partitions]
@@ -67,20 +73,8 @@ class Slurm:
             )
         mine = [line for line in machines if not wanted or line[0] in wanted]
         where = f"by sinfo{', partition ' + ', '.join(wanted) if wanted else ''}"
-        most = max((sum(map(int, _GRES_GPU.findall(gres))) for _, _, gres, _ in mine), default=0)
-        if mine and request.gpus > most:
-            raise InputError(
-                f"{count(request.gpus, 'GPU')} of a machine are asked for; the largest has {most}",
-                where,
-                f"--gpus {most}, and more --nodes" if most else "another launch.slurm.partition",
-            )
         number = max((sum(int(line[1]) for line in mine if line[0] == name) for name in partitions), default=0)
-        if mine and request.nodes > number:
-            raise InputError(
-                f"{count(request.nodes, 'machine')} are asked for, and there are {number}",
-                where,
-                f"--nodes {number}",
-            )
+        self._cpus = _share(request, [(_gpus(gres), _number(cpus)) for _, _, gres, cpus in mine], number, where)
 
     def documents(self, requests: Sequence[Request]) -> list[Document]:
         """The script for sbatch; of a sweep, one for an array of jobs.
@@ -95,20 +89,20 @@ class Slurm:
         _check_time(launch.slurm)
         _check_container(launch.slurm, launch.image)
         own_python = launch.slurm.containers == "none"
-        needed = [request.directory, *([Path(sys.executable)] if own_python else [])]
+        needed = [request.directory, *([Path(sys.executable)] if own_python else []), *needed_files(request).values()]
         text = render_script(
-            "slurm.sh.jinja", request, requests=requests, options=[_line(one) for one in _options(requests)],
+            "slurm.sh.jinja", request, requests=requests, options=list(map(_line, _options(requests, self._cpus))),
             command=_command(request), ports=request.job.ranks.restarts + 2,
             step_options=_step_options(request), needed=needed, fruitless=_FRUITLESS,
         )  # fmt: skip
-        return [Document("launch.sh", text)]
+        return [Document("launch.sh", text, tuple(_findings(request, self._cpus)))]
 
     def submit(self, requests: Sequence[Request]) -> list[str]:
         """Hand the script to sbatch; the job's number, of one of an array with its place: 12_0."""
         script = requests[0].folder / "launch.sh"
         write_atomic(script, self.documents(requests)[0].text)
         # Of variables like SBATCH_PARTITION in the shell, which go before a script's lines, but not before words here.
-        answer = self._call(["sbatch", "--parsable", *_options(requests), str(script)])
+        answer = self._call(["sbatch", "--parsable", *_options(requests, self._cpus), str(script)])
         if answer.returncode:
             said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ")
             raise InputError("Slurm refuses it", said, _mended(said))
@@ -168,6 +162,48 @@ class Slurm:
             ) from None  # fmt: skip
 
 
+def _share(request: Request, sizes: Sequence[tuple[int, int]], number: int, where: str) -> int:
+    """Processors of a machine that go with the GPUs that are asked for, on whichever it runs; 0 without GPUs.
+
+    Args:
+        sizes: GPUs and processors of each kind of machine.
+        number: of all machines.
+        where: they are.
+
+    Raises:
+        InputError: more is asked for than there is.
+    """
+    cpus = request.job.launch.cpus
+    most, most_cpus = (max(found, default=0) for found in zip(*sizes, strict=True)) if sizes else (0, 0)
+    if sizes and request.gpus > most:
+        raise InputError(
+            f"{count(request.gpus, 'GPU')} of a machine are asked for; the largest has {most}",
+            where,
+            f"--gpus {most}, and more --nodes" if most else "another launch.slurm.partition",
+        )
+    if sizes and cpus != "auto" and cpus > most_cpus:
+        raise InputError(
+            f"{count(cpus, 'processor')} of a machine are asked for; the largest has {most_cpus}",
+            where,
+            f"--set launch.cpus={most_cpus}",
+        )
+    if sizes and request.nodes > number:
+        raise InputError(
+            f"{count(request.nodes, 'machine')} are asked for, and there are {number}", where, f"--nodes {number}"
+        )
+    shares = [every * request.gpus // gpus for gpus, every in sizes if gpus >= request.gpus > 0]
+    return max(1, min(shares)) if shares else 0
+
+
+def _gpus(gres: str) -> int:
+    return sum(map(int, _GRES_GPU.findall(gres)))
+
+
+def _number(text: str) -> int:
+    """Where machines differ, sinfo writes the least with a + after it."""
+    return int(text.rstrip("+"))
+
+
 def _check_names(requests: Sequence[Request]) -> None:
     for text in (str(requests[0].directory), *(str(request.folder) for request in requests)):
         if odd := {'"', "\n", "\\"} & set(text):
@@ -192,14 +228,19 @@ def _check_alike(requests: Sequence[Request]) -> None:
             )
 
 
-def _options(requests: Sequence[Request]) -> list[str]:
-    """Of sbatch, a word each."""
+def _options(requests: Sequence[Request], cpus: int) -> list[str]:
+    """Of sbatch, a word each.
+
+    Args:
+        cpus: of a machine, where the job leaves it open; 0: as Slurm has it.
+    """
     request = requests[0]
     launch, own = request.job.launch, request.job.launch.slurm
+    cpus = cpus if launch.cpus == "auto" else launch.cpus
     given = {
         "--job-name": request.name, "--nodes": str(request.nodes), "--ntasks-per-node": "1",
         "--gres": f"gpu:{request.gpus}" if request.gpus else "",
-        "--cpus-per-task": "" if launch.cpus == "auto" else str(launch.cpus),
+        "--cpus-per-task": str(cpus or ""),
         "--mem": "" if launch.memory_gib == "auto" else f"{launch.memory_gib}G",
         "--partition": own.partition, "--account": own.account, "--qos": own.qos, "--time": own.time,
         "--signal": f"B:USR1@{round(own.notice.amount)}",
@@ -208,6 +249,22 @@ def _options(requests: Sequence[Request]) -> list[str]:
         "--open-mode": "append",
     }  # fmt: skip
     return [*(f"{name}={value}" for name, value in given.items() if value), "--requeue", *own.options]
+
+
+def _findings(request: Request, cpus: int) -> Iterator[LaunchFinding]:
+    if request.gpus and request.job.launch.cpus == "auto" and not cpus:
+        yield LaunchFinding(
+            "cpus-default",
+            "launch.cpus is auto: the GPUs' share of a machine, if sinfo tells it when this is submitted; else many "
+            "clusters give one processor to all of a machine's processes",
+            f"--set launch.cpus={8 * request.gpus}, or what a machine has",
+        )
+    for key, path in absent_files(request).items():
+        yield LaunchFinding(
+            "data-not-here",
+            f"{key}: there is no {path} on this machine",
+            f"have it on all that train, or --set {key}=PATH",
+        )
 
 
 def _line(option: str) -> str:
@@ -238,7 +295,7 @@ def _command(request: Request) -> list[str]:
 
 def _folders(request: Request) -> list[Path]:
     """That a container has to see."""
-    inner = (request.run_dir.parent, request.folder)
+    inner = (request.run_dir.parent, request.folder, *needed_files(request).values())
     return [request.directory, *(folder for folder in inner if not folder.is_relative_to(request.directory))]
 
 

@@ -1,13 +1,15 @@
 """A pod that trains: `hotloop train` in a container that may do nothing else."""
 
 import math
+from pathlib import PurePosixPath
 from typing import Any
 
 from hotloop import __version__
 from hotloop.core.job import KubernetesSection
+from hotloop.launch.fruitless import STARTS
 from hotloop.launch.kubernetes.names import INSTANCE, NODE
 from hotloop.launch.kubernetes.paths import HOME, JOB_FOLDER, Paths
-from hotloop.launch.request import Request
+from hotloop.launch.request import FOLDER, Request
 
 JOB_FILE = f"{JOB_FOLDER}/job.toml"
 DEFAULT_IMAGE = f"hotloop:{__version__}"
@@ -64,7 +66,7 @@ def _container(request: Request, name: str, paths: Paths, together: bool) -> dic
         "image": launch.image or DEFAULT_IMAGE,
         "command": _command(request, name, together),
         "workingDir": paths.directory,
-        "env": _environment(request, name, together),
+        "env": _environment(request, name, paths, together),
         "resources": _resources(request),
         "securityContext": {
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
@@ -95,7 +97,7 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _environment(request: Request, name: str, together: bool) -> list[dict[str, Any]]:
+def _environment(request: Request, name: str, paths: Paths, together: bool) -> list[dict[str, Any]]:
     """Ours, then those of the job, which come first where both set one; secrets by reference."""
     restart = ", restart $(HOTLOOP_RESTART)" if together else ""
     given = {"USER": "hotloop", "HOME": HOME, "TORCHINDUCTOR_CACHE_DIR": f"{HOME}/.cache/torchinductor"}
@@ -104,6 +106,8 @@ def _environment(request: Request, name: str, together: bool) -> list[dict[str, 
     if together:
         found["HOTLOOP_RESTART"] = _from_pod(f"metadata.annotations['{_RESTART}']")
     found["HOTLOOP_LAUNCHED"] = {"value": f"kubernetes {name}{restart}, pod $(HOTLOOP_POD)"}
+    if paths.claims:  # what lies elsewhere goes with the pod
+        found[STARTS] = {"value": _literal(str(PurePosixPath(paths.run_dir).parent / FOLDER / name / "starts.json"))}
     found |= {key: {"value": _literal(value)} for key, value in given.items()}
     for key, reference in request.job.launch.kubernetes.secrets.items():
         secret, _, entry = reference.partition("/")
