@@ -239,6 +239,34 @@ def tune(result: dict[str, Any]) -> tuple[str, str]:
     return "`hotloop tune` on the demo's settings", text
 
 
+def plan_accuracy(result: dict[str, Any]) -> tuple[str, str]:
+    known, unseen = (result["off"].get(key) for key in ("constants from these", "not seen before"))
+    found = unseen or known
+    text = "memory off by {memory_median:.1%} (median) and {memory_worst:.1%} (worst), time by {time_median:.1%} and "
+    text = (text + "{time_worst:.1%}, n = {n}").format(**found)
+    note = "" if unseen else "; its constants are from these same steps"
+    return "`hotloop plan` against steps that were recorded on an H200", text + note
+
+
+def spot(result: dict[str, Any]) -> tuple[str, str]:
+    found = result["summary"]
+    text = (
+        f"waste off by {found['off_median']:.0%} in the median ({found['off_on_seen_median']:.0%} on the half that was "
+        f"seen), {found['less_waste_than_young_median']:.1%} less waste than Young's interval, more in "
+        f"{len(found['worse_than_young'])} of {found['n']}"
+    )
+    return f"`hotloop plan spot` on the second halves of {found['traces']} public traces, planned from the first", text
+
+
+def export(result: dict[str, Any]) -> tuple[str, str]:
+    models = {name: found for name, found in result.items() if isinstance(found, dict) and "batch_1" in found}
+    times = [found[batch]["times_as_fast"] for found in models.values() for batch in found if batch.startswith("batch")]
+    least, most = (choose(one["median"] for one in times) for choose in (min, max))
+    worst = max(found["max_abs_error"] for found in models.values())
+    text = f"**{least:.2f} × to {most:.2f} ×** PyTorch's eager speed for batches of 1, 8 and 32, n = {times[0]['n']}"
+    return f"exported to ONNX: {', '.join(models)} in onnxruntime", f"{text}; outputs differ by {worst:.1e} at most"
+
+
 ROWS = {
     "loop_cost": loop_cost,
     "step_resnet50": step_resnet50,
@@ -255,6 +283,9 @@ ROWS = {
     "tune_cpu": tune,
     "doctor_deep": doctor_deep,
     "live_cost": live_cost,
+    "plan_accuracy": plan_accuracy,
+    "spot": spot,
+    "export": export,
     "exporter": exporter,
     "explain": explain,
     "demo_epoch": demo_epoch,

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,9 +122,25 @@ def test_run_prints_gpus_mounts_limits_and_user(hotloop: Command, tmp_path: Path
     assert "--tmpfs=/home/hotloop/.cache" in other, "the volume is user 1000's"
     podman = hotloop("image", "run", "a:1", "--engine", "podman", "--gpus", "all", "--print", expect=0).out
     assert "--device=nvidia.com/gpu=all" in podman
+    files, processes = (int(re.findall(rf"--ulimit={name}=(\d+):", podman)[0]) for name in ("nofile", "nproc"))
+    assert files == resource.getrlimit(resource.RLIMIT_NOFILE)[1], "podman starts nothing where it would be more"
+    assert processes <= int(Path("/proc/sys/kernel/pid_max").read_text())
     assert "--read-only" not in hotloop("image", "run", "a:1", "--writable", "--print", expect=0).out
     buildah = hotloop("image", "run", "a:1", "--engine", "buildah", *options, "--", "python", expect=0).out
     assert buildah.startswith("sh -c ")
+
+
+def test_what_an_engine_does_not_start_is_bad_input_in_its_own_words(
+    hotloop: Command, tmp_path: Path, path: None
+) -> None:
+    stand_in(tmp_path / "bin", "docker", "exit 1")
+    stand_in(tmp_path / "bin", "podman", "printf 'Trying a...\\nError: a:1: no such image\\nSee help\\n' >&2; exit 125")
+    os.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+    for verb in ("verify", "sbom", "check"):
+        said = hotloop("image", verb, "a:1", "--engine", "podman", expect=2).err.splitlines()
+        assert (len(said), said[1]) == (3, "cause: Error: a:1: no such image")
+        assert "docker's daemon does not answer" in hotloop("image", verb, "a:1", "--engine", "docker", expect=2).err
+    assert "names no variable" in hotloop("image", "run", "a:1", "--engine", "podman", "--env", "=x", expect=2).err
 
 
 def test_the_exit_code_of_run_is_the_commands(hotloop: Command, tmp_path: Path, path: None) -> None:
@@ -141,7 +159,7 @@ def test_verify_shows_what_the_doctor_finds_inside(hotloop: Command, tmp_path: P
     os.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
     assert "[no-gpu]" in hotloop("image", "verify", "a:1", "--engine", "podman", expect=1).out
     assert json.loads(hotloop("image", "verify", "a:1", "--engine", "podman", "--json", expect=1).out)["findings"]
-    stand_in(tmp_path / "bin", "podman", "echo no such image >&2; exit 125")
+    stand_in(tmp_path / "bin", "podman", "echo no such image >&2; exit 1")
     assert "no such image" in hotloop("image", "verify", "a:1", "--engine", "podman", expect=1).err
 
 

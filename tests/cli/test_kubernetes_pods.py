@@ -95,10 +95,23 @@ def test_what_pods_run_saves_at_sigterm_and_goes_on_after_a_restart(
             ends = [one.communicate(timeout=240) for one in pods]
         assert [one.returncode for one in pods] == [code, code], ends
         assert ends[0][0].startswith(f"in {tmp_path}, 2\n")
+    counted = json.loads((tmp_path / ".launch/pods/starts.json").read_text())
+    assert counted["fruitless"] == 0, "the first start has saved something"
     left, expected = weights_of(tmp_path / "pods"), weights_of(tmp_path / "undisturbed")
     assert all(torch.equal(left[name], expected[name]) for name in expected)
     starts = [json.loads(line)["launched"] for line in (tmp_path / "pods/starts.jsonl").read_text().splitlines()]
     assert starts == [f"kubernetes pods, restart {number}, pod pods-node-0-0" for number in (0, 1)]
+
+
+def test_a_pod_that_is_always_stopped_before_it_has_saved_is_not_started_for_ever(
+    hotloop: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.toml").write_text('model.name = "m"\ndata.train = "x"\nrun.dir = "run"\n')
+    (tmp_path / "starts.json").write_text('{"saved": [], "fruitless": 4}')
+    monkeypatch.setenv("HOTLOOP_STARTS", str(tmp_path / "starts.json"))
+    said = hotloop("train", "job.toml", expect=2).err.splitlines()
+    assert said[0] == "error: 5 starts in a row have saved nothing"
+    assert len(said) == 3
 
 
 def pod(manifest: dict[str, Any], index: int, restart: int, port: int, folder: Path) -> "subprocess.Popen[str]":

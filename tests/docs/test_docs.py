@@ -4,11 +4,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from command import Command
 from kube_schemas import problems
 
 REPOSITORY = Path(__file__).parents[2]
@@ -139,6 +141,34 @@ def test_what_is_wrong_is_told_as_the_page_says(command: str, code: int) -> None
     assert (done.returncode, done.stdout) == (code, expected)
 
 
+def test_a_model_is_exported_and_used_as_the_page_says(
+    tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]
+) -> None:
+    page = (REPOSITORY / "docs/export.md").read_text()
+    commands = re.findall(r"^\$ hotloop (.*runs/latest.*|export key .*)$", page, re.MULTILINE)
+    assert len(commands) == 7
+    settings = [f"data.train = '{make_images()}'", "data.batch_size = 8", "model.name = 'tiny:cnn'"]
+    (tmp_path / "job.toml").write_text("\n".join([*settings, "task.image_size = 16", "train.epochs = 1"]))
+    hotloop("train", "job.toml", expect=0)
+    shown = [hotloop(*command.split(), expect=0).out for command in commands]
+    assert "signed by the key given" in shown[2]
+    assert shown[3].count("images/class") == shown[6].count("images/class") == 16
+
+
+def test_a_job_is_planned_as_the_page_says(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:
+    page = (REPOSITORY / "docs/plan.md").read_text()
+    assert "$ hotloop plan job.toml --prices own.csv" in page
+    assert "$ hotloop plan catalog --card H200" in page
+    (tmp_path / "own.csv").write_text(re.findall(r"```text\n(instance.*?)```", page, re.DOTALL)[0])
+    settings = [f"data.train = '{make_images()}'", "data.batch_size = 8", "model.name = 'resnet18'"]
+    (tmp_path / "job.toml").write_text("\n".join([*settings, "task.image_size = 32", "train.epochs = 1"]))
+    found = json.loads(hotloop("plan", "job.toml", "--prices", "own.csv", "--card", "H100", "--json", expect=0).out)
+    (option,) = found["options"]
+    assert option["cost"] == pytest.approx(12.5 * option["seconds"] / 3600)
+    assert found["memory"]["peak_bytes"] > 4 * found["model"]["parameters"]
+    assert "8 × H200" in hotloop("plan", "catalog", "--card", "H200", expect=0).out
+
+
 def test_the_readmes_table_is_what_was_measured() -> None:
     assert call(sys.executable, "bench/table.py", "--check") == "", "it prints only what differs"
 
@@ -149,6 +179,17 @@ def test_code_blocks_name_commands_that_exist() -> None:
     for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]:
         for command in re.findall(r"^\$ (?:\.venv/bin/)?hotloop (\S+)", page.read_text(), re.MULTILINE):
             assert command in _COMMANDS, f"{page}: hotloop {command}"
+
+
+def test_the_policy_is_the_one_that_its_page_explains(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/storage.md").read_text()
+    (tmp_path / "job.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    assert "$ hotloop storage policy job.toml > policy.json" in page
+    policy = json.loads(call(sys.executable, "-m", "hotloop", "storage", "policy", "job.toml", cwd=tmp_path))
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [one["Sid"] for one in policy["Statement"]]
+    assert policy["Statement"][3]["Resource"] == ["arn:aws:s3:::models/flowers/flowers/*"]
+    made = call(sys.executable, "-m", "hotloop", "storage", "key", "flowers.key", cwd=tmp_path)
+    assert made == "flowers.key: --set storage.client_key=file:flowers.key\n"
 
 
 def test_what_the_page_on_kubernetes_shows_is_what_a_cluster_takes(tmp_path: Path) -> None:

@@ -549,7 +549,7 @@ def test_weights_that_are_not_finite_are_found() -> None:
 def test_linear_cross_entropy_on_the_card_is_the_plain_one(
     tokens: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotloop.tasks.cross_entropy._CHUNK_BYTES", 2000 * 1024 * 2)
+    monkeypatch.setattr("hotloop.tasks.cross_entropy.CHUNK_BYTES", 2000 * 1024 * 2)
     torch.manual_seed(0)
     hidden, weight = torch.randn(tokens, 64, device="cuda"), torch.randn(1024, 64, device="cuda") / 8
     targets = torch.randint(0, 1024, (tokens,), device="cuda")

@@ -123,7 +123,7 @@ def test_linear_cross_entropy_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPa
     hidden, weight, targets = torch.randn(50, 8), torch.randn(20, 8), torch.randint(0, 20, (50,))
     gradients = []
     for size in (1 << 30, 20 * 4 * 7):
-        monkeypatch.setattr("hotloop.tasks.cross_entropy._CHUNK_BYTES", size)
+        monkeypatch.setattr("hotloop.tasks.cross_entropy.CHUNK_BYTES", size)
         own = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
         linear_cross_entropy(own[0], own[1], targets).backward()
         gradients.append([tensor.grad for tensor in own])

@@ -11,11 +11,11 @@ import hotloop
 
 SOURCE = Path(hotloop.__file__).parent
 LAYERS = [
-    "core", "versions", "doctor", "image", "explain", "attach", "data", "pages", "kernels", "tasks", "train", "profile",
-    "accelerate", "tune", "launch", "monitor", "plan", "cli",
+    "core", "versions", "doctor", "image", "explain", "attach", "data", "storage", "pages", "kernels", "tasks", "train",
+    "profile", "accelerate", "tune", "launch", "monitor", "plan", "export", "cli",
 ]  # fmt: skip
 """From the ground up: a package imports those before it, and itself."""
-WITH_TORCH = {"kernels", "tasks", "train", "accelerate"}
+WITH_TORCH = {"kernels", "tasks", "train", "accelerate", "plan", "export"}
 OWN_PROCESSES = ("doctor/readers/torch.py", "doctor/probing/")
 """Of the doctor, which no other module of it imports."""
 
@@ -94,6 +94,7 @@ def modules_after(code: str) -> set[str]:
         "import hotloop.cli.main, hotloop.cli.job, hotloop.cli.train, hotloop.cli.runs",
         "import hotloop.cli.run, hotloop.accelerate.script, hotloop.accelerate.settings, hotloop.tune.search",
         "import hotloop.data.worker, hotloop.data.images, hotloop.pages.run",
+        "import hotloop.cli.export, hotloop.cli.predict, hotloop.export.predict, hotloop.export.keys",
     ],
 )
 def test_what_needs_no_torch_imports_none(code: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -23,6 +24,7 @@ from hotloop.monitor.jobs import read_jobs
 from hotloop.monitor.metrics import Metrics
 from hotloop.monitor.passwords import Busy, Passwords
 from hotloop.monitor.reading import Card, CardsReading, Instance, JobsReading
+from hotloop.monitor.text import Text
 
 LIVE = Live(
     pid=1, started=2, namespace=3, way="train", job="a", run="/runs/a-1", ranks=2, gpu="GPU-1", begun=100.0,
@@ -135,6 +137,21 @@ def test_labels_may_hold_anything(job: str, uuid: str, way: str, own: dict[str, 
     assert found["hotloop_job_info"]["job_name"] == job
     assert found["hotloop_job_info"]["uuid"] == uuid
     assert found["hotloop_gpu_info"]["name"] == job
+
+
+@given(HOSTILE, HOSTILE, st.dictionaries(HOSTILE, st.floats(), max_size=3), st.sampled_from([-5.0, 1e9, 1e-7, 1e22]))
+def test_kept_text_is_what_prometheus_client_writes(job: str, other: str, own: dict[str, float], loss: float) -> None:
+    """In each format, while numbers, names and series change."""
+    accepted = ("", "application/openmetrics-text;version=1.0.0", "text/plain;version=1.0.0;escaping=allow-utf-8")
+    host, clock = Given(), Clock()
+    metrics = Metrics(host, clock, now=clock)
+    formats = [(encode, Text(encode)) for encode, _ in map(choose_encoder, accepted)]
+    both = (replace(LIVE, job=job, loss=loss, metrics=own), replace(LIVE, job=other, rank=1, loss=1.0))
+    for jobs in (both, (replace(both[0], loss=-loss, metrics={}), both[1]), both[::-1], (), both[:1]):
+        host.found = JobsReading(jobs)
+        clock.time += 1
+        for encode, text in formats:
+            assert text.write(metrics.families()) == encode(metrics)
 
 
 @pytest.mark.parametrize("job", ['a"} 1\nhotloop_gpu_reading_ok{uuid="x"} 0\n#', "\\", "\\n", '\\"', "{}", "é ✓", ""])

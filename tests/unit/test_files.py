@@ -28,6 +28,16 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert os.listdir(tmp_path) == ["result.json"]
 
 
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(OSError, match="no file, but a folder or a device"):
+            write_atomic(tmp_path / name, "new")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
 def test_a_directory_appears_only_when_it_is_full(tmp_path: Path) -> None:
     with new_directory(tmp_path / "checkpoint") as temporary:
         (temporary / "state").write_text("1")

@@ -189,6 +189,8 @@ def test_files_beside_the_dockerfile() -> None:
     archive = re.findall(r"^From: (.*)$", definition, re.MULTILINE)[0]
     assert f"docker-archive:{archive}" in definition
     assert definition.startswith("#")
+    assert 'export XDG_CACHE_HOME="$HOME/.cache"' in definition, "the image's own cannot be written there"
+    assert "tini -s -g" in definition, "it is not process 1 there"
     copied = [one.value for one in parse(dockerfile(recipe)) if one.name == "COPY" and "--from" not in one.value]
     allowed = {line[2:] for line in ignored().splitlines() if line.startswith("!*")}
     assert all(any(word.endswith(end) for end in allowed) for value in copied for word in value.split()[:-1])

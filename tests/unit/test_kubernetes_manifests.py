@@ -225,6 +225,19 @@ def test_paths_are_those_of_the_container() -> None:
     assert tomllib.loads(by_kind(elsewhere)["ConfigMap"]["data"]["job.toml"])["run"]["dir"] == "/data/project/runs/line"
 
 
+def test_starts_are_counted_where_the_next_one_finds_it() -> None:
+    def counted(request: Request) -> list[str]:
+        return [one["value"] for one in pod(request)["containers"][0]["env"] if one["name"] == "HOTLOOP_STARTS"]
+
+    assert counted(request_of()) == ["/data/runs/.launch/line/starts.json"]
+    assert counted(request_of(nodes=2)) == ["/data/runs/.launch/line/starts.json"]
+    without_claim = make_request(
+        parse_job({**BASIC, "run": {"dir": "runs/line"}}, "job.toml"), 1, 0, lambda: 0, Path("/home/ada/project"),
+        datetime(2026, 1, 1),
+    )  # fmt: skip
+    assert counted(without_claim) == [], "an empty folder goes with the pod"
+
+
 def test_secrets_are_named_and_never_written() -> None:
     launch = {"kubernetes": {"secrets": {"HF_TOKEN": "hugging-face/token"}}, "environment": {"PRICE": "$(HOME) $$"}}
     variables = {one["name"]: one for one in pod(request_of(launch))["containers"][0]["env"]}

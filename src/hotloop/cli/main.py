@@ -1,7 +1,6 @@
 """The `hotloop` command. Commands are imported when they are called, so that help stays quick."""
 
 import difflib
-import importlib
 import io
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import NoReturn
 import click
 
 from hotloop import __version__
+from hotloop.cli.lazy import LazyGroup
 from hotloop.core.errors import FIXES, HotloopError, cannot_write
 
 _COMMANDS = {
@@ -20,6 +20,11 @@ _COMMANDS = {
     "run": ("hotloop.cli.run:run", "Run a training script faster, without changing it."),
     "tune": ("hotloop.cli.tune:tune", "Find faster settings by short trials."),
     "plan": ("hotloop.cli.plan:plan", "Say what a training will need and cost, before it starts."),
+    "export": (
+        "hotloop.cli.export:export",
+        "Write a run's model to a file that serves, checked, with all that it needs.",
+    ),
+    "predict": ("hotloop.cli.predict:predict", "Say what an exported image classifier sees in files."),
     "launch": ("hotloop.cli.launch:launch", "Start a job on an engine: this machine, or a cluster."),
     "doctor": ("hotloop.cli.doctor:doctor", "Say what is wrong with this machine, and what to type."),
     "explain": ("hotloop.cli.explain:explain", "Say what ended a run, from its log, and what to type."),
@@ -31,22 +36,15 @@ _COMMANDS = {
     "monitor": ("hotloop.cli.monitor:monitor", "Write alert rules and dashboards for Prometheus and Grafana."),
     "job": ("hotloop.cli.job:job", "Write and check job files."),
     "data": ("hotloop.cli.data:data", "Look into data sets, and pack them."),
+    "storage": ("hotloop.cli.storage:storage", "Say what a job may do in object storage, try it, and make keys."),
     "runs": ("hotloop.cli.runs:runs", "List and compare runs."),
     "checkpoint": ("hotloop.cli.checkpoint:checkpoint", "List, verify and convert checkpoints."),
 }
 """Command -> where it is, and its line in the help; a test holds the lines against the commands."""
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, name = _COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
-        return command
+class _Commands(LazyGroup):
+    named = _COMMANDS
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -56,10 +54,6 @@ class _Commands(click.Group):
             hint = f"; the nearest is {near[0]}" if near else ""
             raise click.UsageError(f"no command {args[0]}{hint}", ctx)
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -18,6 +18,7 @@ from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
 from hotloop.core.units import format_amount, format_seconds
+from hotloop.launch.fruitless import STARTS, count_start
 
 _STOPPED_EARLY = 75
 """EX_TEMPFAIL: schedulers that know it start the job again."""
@@ -69,6 +70,9 @@ def train(
         plan = inspect_job(job, read_machine())
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
+    starts = os.environ.pop(STARTS, "")  # the ranks that this starts are one start
+    if starts and job.run.dir and node_rank == 0:
+        count_start(Path(starts), Run(Path(job.run.dir)).checkpoints)
     if (number := _processes(job, nnodes)) > 1 or nnodes > 1:
         from hotloop.train.elastic import train_in_ranks
         from hotloop.train.gpus import answering_gpus

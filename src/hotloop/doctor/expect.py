@@ -53,6 +53,28 @@ def expected(rate: Rate, record: MachineRecord) -> Rate:
     return rate.model_copy(update={"expected": found.value, "source": found.source}) if found else rate
 
 
+def rates_of(name: str) -> tuple[dict[str, float], str]:
+    """What a healthy card reaches, in TFLOP/s by precision and GB/s as "memory"; and where that is from."""
+    card = _card(name)
+    if card is None:
+        return {}, ""
+    reached = _table()["reached"]
+    keys = [key for key in _KEYS.values() if key in card]
+    if card.get("measured"):
+        return {key: card[key] for key in keys}, card["source"]
+    source = f"{card['source']}, of which an H200 reaches {reached['bf16']}"
+    return {key: card[key] * reached[key] for key in keys}, source
+
+
+def decode_rate() -> float:
+    """Images a second that one processor decodes."""
+    return float(_table()["decode"]["images"])
+
+
+def _card(name: str) -> dict[str, Any] | None:
+    return next((one for one in _table()["card"] if re.search(one["name"], name)), None)
+
+
 def _gpu(number: int, record: MachineRecord) -> Gpu | None:
     """CUDA counts the GPUs that are visible, by its own order; of one kind they are all alike."""
     names = record.torch.devices if record.torch else ()
@@ -71,7 +93,7 @@ def _of_card(name: str, gpu: Gpu) -> _Should | None:
     if name == "PCIe generation under load" and gpu.pcie_generation_max:
         return _Should(gpu.pcie_generation_max, "what card and slot can")
     key = _KEYS.get(name)
-    card = next((one for one in _table()["card"] if re.search(one["name"], gpu.name)), None)
+    card = _card(gpu.name)
     if key is None or card is None or key not in card or gpu.mig or gpu.virtualization == "vgpu":
         return None
     if card.get("measured"):

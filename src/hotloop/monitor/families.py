@@ -1,6 +1,6 @@
 """The names, words and units of all metrics of cards and jobs, and what of a reading goes into which."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,20 +102,38 @@ JOB_METRICS = (
 )  # fmt: skip
 
 
-def family(name: str, words: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """A metric, counter if its name ends like one, with a row of labels' values for each number."""
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    made = kind(PREFIX + name, words, labels=labels)
-    for values, number in rows:
-        made.add_metric(values, float(number))
-    return made
+Row = tuple[tuple[str, ...], float]
+"""A series: its labels' values, and its number."""
 
 
-def card_families(reading: CardsReading) -> Iterator[Metric]:
+@dataclass(frozen=True)
+class Family:
+    """A metric with its series.
+
+    Attributes:
+        name: without the prefix.
+        labels: their names.
+    """
+
+    name: str
+    words: str
+    labels: tuple[str, ...]
+    rows: Sequence[Row]
+
+    def metric(self) -> Metric:
+        """As prometheus_client has it; a counter if its name ends like one."""
+        kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+        made = kind(PREFIX + self.name, self.words, labels=self.labels)
+        for values, number in self.rows:
+            made.add_metric(values, float(number))
+        return made
+
+
+def card_families(reading: CardsReading) -> Iterator[Family]:
     """All metrics of cards that have a value."""
     if reading.driver:
         versions = (reading.driver.version, reading.driver.cuda)
-        yield family("driver_info", "NVIDIA's driver and its CUDA.", ("version", "cuda"), [(versions, 1)])
+        yield Family("driver_info", "NVIDIA's driver and its CUDA.", ("version", "cuda"), [(versions, 1)])
     cards = [(card, (card.uuid, str(card.index))) for card in reading.cards]
     names = [((*who, card.name, card.bus_id, card.mig), 1.0) for card, who in cards if card.answers]
     parts = [(part, (part.uuid, who[1]), card.bus_id) for card, who in cards for part in card.instances]
@@ -129,7 +147,7 @@ def card_families(reading: CardsReading) -> Iterator[Metric]:
         yield from _filled(one.name, one.help, (*_CARD, *one.labels), rows)
 
 
-def job_families(reading: JobsReading) -> Iterator[Metric]:
+def job_families(reading: JobsReading) -> Iterator[Family]:
     """All metrics of jobs that have a value."""
     jobs = [(live, (live.job, run_name(live), str(live.rank))) for live in reading.jobs]
     facts = [((*who, str(live.ranks), live.way, live.gpu), 1.0) for live, who in jobs]
@@ -144,15 +162,13 @@ def job_families(reading: JobsReading) -> Iterator[Metric]:
     yield from _filled("job_metric", "The user's own metrics, and a validation's.", (*_JOB, "metric"), own)
 
 
-def _rows(card: Card, one: _Of, who: tuple[str, ...]) -> list[tuple[tuple[str, ...], float]]:
+def _rows(card: Card, one: _Of, who: tuple[str, ...]) -> list[Row]:
     value: Any = getattr(card, one.field)
     if isinstance(value, Mapping):
         return [((*who, *((key,) if isinstance(key, str) else key)), number) for key, number in value.items()]
     return [] if value is None else [(who, value)]
 
 
-def _filled(
-    name: str, words: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], float]]
-) -> Iterator[Metric]:
+def _filled(name: str, words: str, labels: tuple[str, ...], rows: Sequence[Row]) -> Iterator[Family]:
     if rows:
-        yield family(name, words, labels, rows)
+        yield Family(name, words, labels, rows)

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from hotloop import __version__
-from hotloop.monitor.families import card_families, family, job_families
+from hotloop.monitor.families import Family, card_families, job_families
 from hotloop.monitor.reading import CardsReading, Host, JobsReading
 
 _FRESH_SECONDS = 0.5
@@ -43,7 +43,12 @@ class Metrics(Collector):
         self._refused = 0
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
+        """All metrics, as prometheus_client has them."""
+        for family in self.families():
+            yield family.metric()
+
+    def families(self) -> Iterator[Family]:
+        """All metrics that have a value."""
         with self._reading_lock:
             if self._reading is None or self._clock() - self._read_at >= _FRESH_SECONDS:
                 self._reading = self._read()
@@ -82,7 +87,7 @@ class Metrics(Collector):
                 self._last["jobs"] = self._now()
         return _Reading(cards, jobs, {"cards": between - begun, "jobs": ended - between})
 
-    def _own(self, reading: _Reading) -> Iterator[Metric]:
+    def _own(self, reading: _Reading) -> Iterator[Family]:
         with self._lock:
             failures, last, requests = dict(self._failures), dict(self._last), dict(self._requests)
             refused = self._refused
@@ -97,5 +102,5 @@ class Metrics(Collector):
         ):
             rows = [((key,), value) for key, value in values.items()]
             if rows:
-                yield family(f"exporter_{name}", words, (label,), rows)
-        yield family("exporter_authentication_failures_total", "Wrong passwords.", (), [((), refused)])
+                yield Family(f"exporter_{name}", words, (label,), rows)
+        yield Family("exporter_authentication_failures_total", "Wrong passwords.", (), [((), refused)])

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from io import BufferedIOBase
@@ -19,9 +20,11 @@ from prometheus_client.exposition import choose_encoder
 
 from hotloop.monitor.metrics import Metrics
 from hotloop.monitor.passwords import Busy, Passwords
+from hotloop.monitor.text import Text
 
 _MOST_CONNECTIONS = 16
 _MOST_BYTES = 16 * 1024
+_MOST_FORMATS = 4
 _LIMIT_SECONDS = 15.0
 _PAGE = b"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>hotloop exporter</title>
@@ -63,6 +66,7 @@ class Server(ThreadingMixIn, TCPServer):
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
+        self.text_for = lru_cache(_MOST_FORMATS)(_text_for)
         super().__init__(address, _Handler)
 
     @property
@@ -168,8 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._may():
             return
         if path == "/metrics":
-            encode, kind = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(200, kind, encode(self.server.metrics))
+            text, kind = self.server.text_for(self.headers.get("Accept", ""))
+            self._answer(200, kind, text.write(self.server.metrics.families()))
         elif path == "/healthz":
             self._answer(200, "text/plain; charset=utf-8", b"ok\n")
         elif path == "/":
@@ -213,6 +217,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: requests are counted."""
+
+
+def _text_for(accept: str) -> tuple[Text, str]:
+    """What writes metrics for one who accepts this, and the kind of what it writes."""
+    encode, kind = choose_encoder(accept)
+    return Text(encode), kind
 
 
 def _credentials(header: str) -> tuple[str, str | None]:
