@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import RESULTS, Figure, add_device, record
+from record import RESULTS, add_device, record
 
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
@@ -249,13 +250,17 @@ def tiny(case: Case) -> Case:
     return replace(case, **sizes, precision="fp32", compiled=False, activations="keep", gpus=1, parallel="none")
 
 
-def measure(device: str, gpus: int) -> dict[str, Any]:
-    """Each case for as many GPUs in processes of its own."""
+def measure(device: str, gpus: int) -> Iterator[dict[str, Any]]:
+    """Each case for as many GPUs in processes of its own; what has been measured after each.
+
+    Every other one first: of a run that is interrupted, each kind is there.
+    """
     cases: dict[str, Any] = {}
     earlier = RESULTS / "plan_measured.json"
     if earlier.exists():
         cases = json.loads(earlier.read_text())["cases"]
-    for number, case in enumerate(grid()):
+    all_cases = list(enumerate(grid()))
+    for number, case in [*all_cases[::2], *all_cases[1::2]]:
         if case.gpus != gpus:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -269,7 +274,7 @@ def measure(device: str, gpus: int) -> dict[str, Any]:
             continue
         cases[case.name] = json.loads(done.stdout.strip().splitlines()[-1])
         print(f"{case.name}: {cases[case.name]}", file=sys.stderr, flush=True)
-    return {"cases": cases, "steps": STEPS}
+        yield {"cases": cases, "steps": STEPS}
 
 
 def main() -> None:
@@ -286,12 +291,10 @@ def main() -> None:
     if options.case is not None:
         train_case(options.case, options.device, options.folder)
         return
-    started = time.perf_counter()
-    name = "plan_measured" if options.measure else "plan_accuracy"
-    content = measure(options.device, options.gpus) if options.measure else compare(options.card)
-    content["bench_seconds"] = Figure.of([time.perf_counter() - started], "s").median
-    if options.record and (options.device == "cuda" or not options.measure):
-        content = record(name, content)
+    found = measure(options.device, options.gpus) if options.measure else iter([compare(options.card)])
+    for content in found:
+        if options.record and (options.device == "cuda" or not options.measure):
+            content = record("plan_measured" if options.measure else "plan_accuracy", content)
     print(json.dumps(content, indent=None if options.json else 2))
 
 

@@ -35,7 +35,7 @@ class Moment:
         gradients: of weights.
         temporary: results on their way.
         fixed_activations, fixed_temporary: of them, what is as large with any batch: casts of weights, say.
-        logits: of our cross entropy, which holds two pieces of them at most.
+        logits: of our cross entropy, which holds a piece of them at most.
     """
 
     activations: float
@@ -48,7 +48,7 @@ class Moment:
     @property
     def passing(self) -> float:
         """All that is temporary."""
-        return self.temporary + min(self.logits, 2 * CHUNK_BYTES)
+        return self.temporary + min(self.logits, CHUNK_BYTES)
 
     @property
     def bytes(self) -> float:

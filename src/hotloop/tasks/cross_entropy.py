@@ -76,6 +76,7 @@ def _with_gradients(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> 
         losses_N[piece] = into_gradient(logits_NV, targets_N[piece])
         torch.mm(logits_NV, weight_VD, out=hidden_gradient[piece])
         weight_gradient = _add_product(weight_gradient, logits_NV.T, hidden_ND[piece])
+        del logits_NV  # before the next piece is there beside it
     assert weight_gradient is not None
     return losses_N, hidden_gradient, weight_gradient
 
