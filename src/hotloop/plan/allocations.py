@@ -144,7 +144,7 @@ def cost_of(
 def _attention_flops(args: tuple[Any, ...]) -> float:
     """Of attention's kernel forward or backward; what a causal mask hides is not computed."""
     shapes = [value.shape for value in args if isinstance(value, Tensor)]
-    causal = next(value for value in args if isinstance(value, bool))
+    causal = any(value is True for value in args)  # the only flag that is set; left out where it is not
     count: Any = sdpa_flop_count if len(shapes) < 6 else sdpa_backward_flop_count
     flops = float(count(*shapes[: 3 if len(shapes) < 6 else 4]))
     return flops / 2 if causal else flops
