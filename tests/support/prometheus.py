@@ -78,10 +78,11 @@ def check(folder: Path, rules: Path, scene: Sequence[dict[str, str]], **tests: A
     """
     test = {"interval": f"{STEP_SECONDS}s", "input_series": list(scene), **tests}
     file = folder / "test.yml"
-    # promtool takes groups in an order of its own otherwise, so that an alert reads what is recorded a step late, or not
+    # In promtool's own order, which changes, an alert reads what is recorded a step late, or not.
     order = [group["name"] for group in yaml.safe_load(rules.read_text())["groups"]]
     file.write_text(yaml.safe_dump({
-        "rule_files": [str(rules)], "evaluation_interval": f"{STEP_SECONDS}s", "group_eval_order": order, "tests": [test]
+        "rule_files": [str(rules)], "evaluation_interval": f"{STEP_SECONDS}s", "group_eval_order": order,
+        "tests": [test],
     }))  # fmt: skip
     return promtool("test", "rules", str(file))
 

@@ -52,8 +52,9 @@ class Mean(hotloop.Task):
 class Block(nn.Module):
     """Attention and a perceptron."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int = 64, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         self.norm = nn.LayerNorm(width)
         self.into = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -63,7 +64,7 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         parts = self.into(self.norm(x_BTC)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in parts)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         x_BTC = x_BTC + self.out(mixed.transpose(1, 2).flatten(2))
         wider: Tensor = self.down(functional.gelu(self.up(x_BTC)))
         return x_BTC + wider
@@ -163,3 +164,27 @@ def test_billions_of_weights_take_no_memory() -> None:
     assert of.state.parameters > 3_000_000_000
     assert of.trace(Way(4, "bf16")).flops > 0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "KiB"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_attention_that_sees_all_computes_twice_as_much(compiled: bool) -> None:
+    def flops(causal: bool) -> float:
+        way = Way(8, "fp32", compiled=compiled)
+        costs = tracer(lambda: nn.Sequential(Block(causal=causal)), (16, 64)).trace(way).pass_costs
+        return sum(cost.count * cost.flops for cost in costs if cost.kind == "attention")
+
+    assert flops(causal=False) == 2 * flops(causal=True) > 0
+
+
+def test_asking_a_tensor_where_it_is_costs_nothing() -> None:
+    class Asks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert all(x.device == self.weight.device for _ in range(20))
+            return super().forward(x)
+
+    asks, plain = (
+        tracer(made, (256,)).trace(Way(8, "fp32")).pass_costs
+        for made in (lambda: nn.Sequential(Asks(256, 4)), lambda: nn.Sequential(nn.Linear(256, 4)))
+    )
+    assert asks == plain
+    assert sum(cost.count for cost in plain) < 20

@@ -25,9 +25,7 @@ STATE = State(
     update_costs=(Cost("memory", "fp32", 0.0, 28 * GB, 1),),
 )
 PRODUCT = Cost("matrix", "bf16", 1e12, 1e8, 100)
-FOOTPRINT = Footprint(
-    STATE, 8, 1e6, (Moment(20 * GB, 0.0, 1 * GB), Moment(1 * GB, 4 * GB, 1 * GB)), (PRODUCT,), convolution_bytes=0.0
-)
+FOOTPRINT = Footprint(STATE, 8, 1e6, (Moment(20 * GB, 0.0, 1 * GB), Moment(1 * GB, 4 * GB, 1 * GB)), (PRODUCT,))
 
 
 def memory(division: Division, averaged: bool = False, accumulates: bool = False) -> Memory:

@@ -124,6 +124,8 @@ def cost_of(
         return None
     if schema.name.split("::")[1].startswith(_UNCOUNTED):
         return None
+    if not made and not schema.is_mutable:  # asks a tensor for its device, say
+        return None
     moved = sum(map(bytes_of, read)) + sum(map(bytes_of, made))
     if schema.is_mutable and not made:  # optimizers write what they read
         moved *= 2

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from hotloop.tasks.cross_entropy import CHUNK_BYTES
 
+COMPILED = ""
+"""The format of what the compiler makes one kernel of."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -13,7 +16,7 @@ class Cost:
 
     Attributes:
         kind: "matrix", "convolution", "attention", or "memory" for all that only moves numbers.
-        format: of its inputs: "fp32", "bf16", "fp16", or another, by torch's name.
+        format: of its inputs: "fp32", "bf16", "fp16", or another, by torch's name; `COMPILED`, of several.
         flops: of one.
         bytes: read and written by one, each tensor once.
         count: how many.
@@ -92,7 +95,6 @@ class Footprint:
     Attributes:
         passes: the fullest moments of forward and backward.
         pass_costs: of their kernels.
-        convolution_bytes: that the largest convolution in float32 reads and writes; 0: there is none.
     """
 
     state: State
@@ -100,7 +102,6 @@ class Footprint:
     batch_bytes: float
     passes: tuple[Moment, ...]
     pass_costs: tuple[Cost, ...]
-    convolution_bytes: float
 
     @property
     def flops(self) -> float:
@@ -122,7 +123,6 @@ def scaled(one: Footprint, batch: int) -> Footprint:
         one,
         batch=batch,
         batch_bytes=times * one.batch_bytes,
-        convolution_bytes=times * one.convolution_bytes,
         passes=tuple(moment.scaled(times) for moment in one.passes),
         pass_costs=tuple(replace(cost, flops=times * cost.flops, bytes=times * cost.bytes) for cost in one.pass_costs),
     )

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from hotloop.core.errors import HotloopError
 from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of
-from hotloop.plan.footprint import Cost, Moment
+from hotloop.plan.footprint import COMPILED, Cost, Moment
 
 _PART = "hotloop_recomputed"
 _MOST_READS = 4
@@ -282,7 +282,7 @@ class _Plan:
         for group in groups.values():
             written = {part for kernel in group for part in kernel.parts}
             read = {part for kernel in group for part in kernel.reads} - written
-            found.append(Cost("memory", "", 0.0, float(sum(map(_size, read)) + sum(map(_size, written))), 1))
+            found.append(Cost("memory", COMPILED, 0.0, float(sum(map(_size, read)) + sum(map(_size, written))), 1))
         return found
 
     def _read_by(self, node: fx.Node) -> frozenset[fx.Node]:
@@ -356,4 +356,4 @@ def _cost(node: fx.Node) -> Cost:
     args, kwargs = _values(node.args), _values(node.kwargs)
     read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     cost = cost_of(node.target, args, kwargs, node.meta["val"], read, _tensors(node))
-    return cost or Cost("memory", "", 0.0, 0.0, 1)
+    return cost or Cost("memory", COMPILED, 0.0, 0.0, 1)

@@ -127,7 +127,9 @@ def _gathered(state: State, layers: float) -> float:
 
 def _workspace(footprint: Footprint) -> float:
     allowances = table()["allowances"]
-    kinds = {cost.kind for cost in footprint.pass_costs}
-    if footprint.convolution_bytes:
-        return float(allowances["convolution_fp32"] * footprint.convolution_bytes)
-    return float(allowances["convolution" if "convolution" in kinds else "matrix"]) * _GIB
+    convolutions = [cost for cost in footprint.pass_costs if cost.kind == "convolution"]
+    if not convolutions:
+        return float(allowances["matrix"] * _GIB)
+    largest = max(convolutions, key=lambda cost: cost.bytes)
+    share = allowances["convolution_32" if largest.format == "fp32" else "convolution_16"]
+    return float(allowances["convolution"] * _GIB + share * largest.bytes)

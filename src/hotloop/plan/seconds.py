@@ -3,11 +3,11 @@
 Source of the model: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotloop.plan.cards import Card, table
-from hotloop.plan.footprint import Cost, Footprint
+from hotloop.plan.footprint import COMPILED, Cost, Footprint
 from hotloop.plan.memory import Division
 
 
@@ -59,24 +59,29 @@ def exchanged_bytes(footprint: Footprint, division: Division) -> float:
     return part * footprint.state.learnt_bytes / division.tensor
 
 
-def _seconds(costs: Iterable[Cost], card: Card, precision: str, compiled: bool, own_kernels: bool) -> float:
+def _seconds(costs: Sequence[Cost], card: Card, precision: str, compiled: bool, own_kernels: bool) -> float:
     reached = table()["reached"]
-    convolutional = any(cost.kind == "convolution" for cost in costs)
-    traffic = reached["own_kernels"] if own_kernels and compiled and convolutional else 1.0
+    own_kernels = own_kernels and compiled and any(cost.kind == "convolution" for cost in costs)
     total = 0.0
     for cost in costs:
-        share = reached["memory"] if compiled else reached["memory_eager"]
-        moving = cost.bytes / (share * card.memory_rate)
+        numbers = _numbers(cost, precision)
+        of = reached["32" if numbers in ("fp32", "tf32") else "16"]
         if cost.kind == "memory":
-            moving *= traffic
-        rate = card.rates[_format(cost, precision)] * reached.get(cost.kind, 1.0)
-        total += cost.count * max(cost.flops / rate, moving, reached["launch_seconds"])
+            share = of["memory" if compiled else "memory_eager"] / (of["own_kernels"] if own_kernels else 1.0)
+            computing = 0.0
+        else:  # libraries' kernels, whoever calls them
+            share, computing = of["memory"], cost.flops / (of[cost.kind] * card.rates[numbers])
+        moving = cost.bytes / (share * card.memory_rate)
+        total += cost.count * (max(computing, moving) + reached["launch_seconds"])
     return total
 
 
-def _format(cost: Cost, precision: str) -> str:
+def _numbers(cost: Cost, precision: str) -> str:
+    """Whose rate holds for a kernel. The compiler's own kernels have the precision's."""
     if precision == "float8" and cost.kind == "matrix":
         return "float8"
     if cost.format in ("bf16", "fp16"):
         return cost.format
-    return "fp32" if precision == "fp32" else "tf32"
+    if cost.format == COMPILED and precision in ("bf16", "fp16", "float8"):
+        return "bf16"
+    return "fp32" if precision == "fp32" or cost.kind == "attention" else "tf32"

@@ -74,15 +74,7 @@ class Tracer:
             whole, inputs = _Whole(model, self._task, way), self._inputs(way.batch)
             passes = _compiled_passes(whole, inputs, way) if way.compiled else _eager_passes(whole, inputs)
             batch_bytes = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
-        convolutions = [cost.bytes for cost in passes.costs if (cost.kind, cost.format) == ("convolution", "fp32")]
-        return Footprint(
-            self.state,
-            way.batch,
-            float(batch_bytes),
-            passes.moments,
-            summed(passes.costs),
-            max(convolutions, default=0.0),
-        )
+        return Footprint(self.state, way.batch, float(batch_bytes), passes.moments, summed(passes.costs))
 
     def _model(self, activations: str) -> nn.Module:
         with drawn_from(self._job.seed), torch.device("meta"):

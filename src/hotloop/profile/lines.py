@@ -10,8 +10,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _EVERY_SECONDS = 0.01
-# A thread that runs Python lets others look after CPython's 5 ms, or where it calls what works without the lock: with the
-# default, 8 ms of Python were seen in one look of three, and the first call of torch after them in the others.
+# A thread that runs Python lets others look after CPython's 5 ms, or where it calls what works without its lock: of 8
+# ms of Python one look of three saw something, and the others the first call of torch after them.
 _SWITCH_SECONDS = 0.0002
 _TORCH = "/torch/"
 
