@@ -183,6 +183,7 @@ FULL = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
         (KEY_ERROR + "rank 1 exited with code 0\n" * 3, "unknown"),
         ("Downloading done\n" + KEY_ERROR + "step 3 loss 1\nstep 4 loss 2\n", "unknown"),
         ("NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.\nSaving model checkpoint\n", "gpu-lost"),
+        (STEPS + "test error 0.12, fatal=0, killed: 0\nrun finished\n", "healthy"),
         (FULL + "batch size 64 -> 32\n" + STEPS, "healthy"),
         (FULL + "batch size 64 -> 32\n" + STEPS + "training finished\n", "healthy"),
         (STEPS + FULL, "cuda-out-of-memory"),
@@ -228,6 +229,30 @@ AGAIN = "restarting all ranks\n"
 )
 def test_what_comes_of_a_likely_cause_stands_behind_it(raw: str, order: list[str]) -> None:
     assert [one.id for one in decide(scan(io.BytesIO(raw.encode())))] == order
+
+
+OF_RANK_0 = "".join(f"[rank0]: {line}\n" for line in KEY_ERROR.splitlines())
+OTHERS = {
+    "a collective": "[rank1]:[E1122 10:22:11.1 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation"
+    " timeout: WorkNCCL(SeqNum=47, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600012 milliseconds",
+    "the store": "[rank1]: torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+    "a socket": "[rank1]: socketPollConnect: connect to 10.0.0.1<51235> returned Connection refused, exceeded error"
+    " retry count after 35 attempts",
+    "being killed": "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 1235)",
+}
+
+
+@pytest.mark.parametrize("waited_for", OTHERS)
+def test_an_error_of_the_script_stands_before_what_the_other_ranks_say_of_it(waited_for: str) -> None:
+    raw = STEPS + OF_RANK_0 + OTHERS[waited_for] + "\n"
+    found = decide(scan(io.BytesIO(raw.encode())))
+    assert [(one.id, one.evidence[-1].text) for one in found] == [("unknown", "KeyError: 1")]
+
+
+def test_what_python_ignored_is_not_what_the_others_waited_for() -> None:
+    ignored = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f2a>\n"
+    ignored += KEY_ERROR.replace("KeyError: 1", "AssertionError: can only test a child process")
+    assert first((STEPS + ignored + OTHERS["a collective"] + "\n").encode()) == "nccl-timeout"
 
 
 def test_causes_lead_to_causes() -> None:

@@ -32,7 +32,10 @@ _GOOD = re.compile(
     re.IGNORECASE,
 )
 _PASSED = re.compile(r"=+ .*\d+ passed(?!.*\b\d+ failed).* in ")
-_NONE = re.compile(r"\b(?:errors?|failures?|failed)\W{1,3}0\b|\b0 (?:errors?|failures?|failed)\b", re.IGNORECASE)
+_NONE = re.compile(
+    r"\b(?:errors?|failures?|failed|fatal|killed)\W{1,3}0\b|\b0 (?:errors?|failures?|failed|fatal|killed)\b",
+    re.IGNORECASE,
+)
 """Counts of failures that there were not."""
 _RESULT = re.compile(r"(?:complete|finish|done)\w*\b.*\b(?:best|weights|saved)\b", re.IGNORECASE)
 _EPILOGUE = re.compile(r"^wandb: |exited with code 0\b")
@@ -90,7 +93,10 @@ def decide(scan: Scan) -> list[Found]:
 def _first_ones(
     best: Mapping[str, tuple[float, Match]], scored: Sequence[tuple[float, Match]]
 ) -> list[tuple[float, Match]]:
-    """The same, where what comes of an earlier likely cause counts a little less than that, however sure it is."""
+    """The same, where what comes of an earlier cause counts a little less than that, however sure it is.
+
+    Of a likely cause, or of an exception that ended a rank: the others then wait for it, and are killed.
+    """
     begins: dict[str, tuple[int, int]] = {}
     for score, match in scored:
         if score > 0:
@@ -100,7 +106,7 @@ def _first_ones(
         before = [
             earlier_score
             for earlier_score, earlier in best.values()
-            if _POINTS["likely"] <= earlier_score < score
+            if (_UNKNOWN if earlier.cause == "unknown" else _POINTS["likely"]) <= earlier_score < score
             and earlier.line.place < begins.get(id_, match.line.place)
             and _comes_of(match, earlier)
         ]

@@ -244,11 +244,13 @@ class _Window:
         return Match(pattern.cause, pattern.strength, specific, self.line(place), before, after)
 
     def exceptions(self) -> list[Match]:
-        """The lines that end tracebacks, each of the rank that wrote it."""
+        """The lines that end tracebacks, each of the rank that wrote it; none of what Python itself ignored."""
         found = []
         begins = (place for place, raw in enumerate(self._lines[: self.count]) if b"Traceback (most recent" in raw)
         for place in islice(begins, _MOST_TRACEBACKS):
             head = self.match(place, _TRACEBACK)
+            if any(line.text.startswith("Exception ignored in") for line in head.before[-2:]):
+                continue
             for number, line in enumerate(head.after):
                 if line.prefix in (head.line.prefix, "") and EXCEPTION.match(line.text):
                     rest = self.match(place + 1 + number, _TRACEBACK)
