@@ -234,7 +234,8 @@ def test_what_comes_of_a_likely_cause_stands_behind_it(raw: str, order: list[str
 OF_RANK_0 = "".join(f"[rank0]: {line}\n" for line in KEY_ERROR.splitlines())
 OTHERS = {
     "a collective": "[rank1]:[E1122 10:22:11.1 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation"
-    " timeout: WorkNCCL(SeqNum=47, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600012 milliseconds",
+    " timeout: WorkNCCL(SeqNum=47, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600012"
+    " milliseconds",
     "the store": "[rank1]: torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
     "a socket": "[rank1]: socketPollConnect: connect to 10.0.0.1<51235> returned Connection refused, exceeded error"
     " retry count after 35 attempts",
