@@ -13,7 +13,7 @@ import pytest
 from command import Command
 from recordings import RECORDINGS, changed
 
-from hotloop.doctor.deep import Set, _run
+from hotloop.doctor.deep import Set, _of_the_host, _run
 from hotloop.doctor.read import Reader, by_processes
 from hotloop.doctor.record import Rate
 
@@ -37,6 +37,12 @@ def test_a_machine_is_read_and_saved_and_examined_elsewhere(hotloop: Command, tm
     again = hotloop("doctor", "--machine", str(tmp_path / "here.json"), "--json", expect=here.code)
     assert json.loads(again.out) == found
     assert set(found["findings"][0]) >= {"id", "level", "title", "evidence", "fix"}
+
+
+def test_a_missing_pillow_is_no_fault_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _of_the_host() == ("decode", "disk")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert _of_the_host() == ("disk",)
 
 
 def test_findings_are_grouped_with_a_fix_each(hotloop: Command, saved: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from hotloop.doctor.expect import expected
@@ -46,10 +47,15 @@ def probe(record: MachineRecord, tell: Tell) -> MachineRecord:
     torch = record.torch
     gpus = len(torch.devices) if torch and torch.available else 0
     sets = [Set(str(number), OF_A_GPU) for number in range(gpus)]
-    sets += [Set("-", OF_ALL_GPUS)] * (gpus > 1) + [Set("-", OF_THE_HOST)]
+    sets += [Set("-", OF_ALL_GPUS)] * (gpus > 1) + [Set("-", _of_the_host())]
     sets += [Set("-", OF_TENSORFLOW)] * (record.tensorflow is not None)
     rates = [rate for one in sets for rate in _run(one, tell)]
     return record.model_copy(update={"rates": tuple(expected(rate, record) for rate in rates)})
+
+
+def _of_the_host() -> tuple[str, ...]:
+    """No JPEGs where Pillow, which comes with `hotloop[train]`, is not installed: that is no fault of a machine."""
+    return tuple(name for name in OF_THE_HOST if name != "decode" or find_spec("PIL"))
 
 
 def _run(one: Set, tell: Tell) -> list[Rate]:
