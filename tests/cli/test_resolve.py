@@ -37,6 +37,12 @@ def test_each_card_without_code_is_named(hotloop: Command) -> None:
     assert "holds no code for Pascal (compute capability 6.0) and Volta (compute capability 7.0)" in told
 
 
+def test_cards_that_share_no_build_are_told_with_the_build_of_each(hotloop: Command) -> None:
+    told = hotloop("resolve", "--driver", "580.95.05", "--gpu", "GTX 1080", "--gpu", "RTX 5090", expect=1).out
+    assert "Pascal (compute capability 6.1) has torch 2.14.1 for CUDA 12.6 at the newest" in told
+    assert "Blackwell (compute capability 12.0) has torch 2.15.0 for CUDA 13.0 at the newest" in told
+
+
 def test_the_impossible_is_explained_with_exit_code_1(hotloop: Command) -> None:
     options = ["--driver", "590.44.01", "--gpu", "V100"]
     assert "branch 580 is the last driver for Volta" in hotloop("resolve", *options, expect=1).out
@@ -52,6 +58,8 @@ def test_the_impossible_is_explained_with_exit_code_1(hotloop: Command) -> None:
         (["--driver", "latest"], '--driver "latest" is no version'),
         (["--driver", "580", "--python", "2.7"], "no version of Python 3"),
         (["--driver", "580", "--python", "py311"], "--python 3.12"),
+        (["--driver", "", "--gpu", "H100"], "--driver is empty"),
+        (["--gpu", "H100", "--glibc", ""], "--glibc is empty"),
         (["--sm", "hopper"], "no compute capability"),
         (["--gpu", "H100", "--torch", "newest"], "no version"),
     ],

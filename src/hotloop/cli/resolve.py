@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotloop.cli.wishes import read_wish, wish_options
+from hotloop.cli.wishes import read_wish, typed, wish_options
 
 if TYPE_CHECKING:
     from hotloop.versions.table import Table
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @wish_options(python="any, or this one on this machine")
-@click.option("--glibc", default="", metavar="VERSION", help="Of the C library: 2.31.")
+@click.option("--glibc", default="", callback=typed, metavar="VERSION", help="Of the C library: 2.31.")
 @click.option("--aarch64", is_flag=True, help="For 64-bit Arm processors; GH200, GB200 and Jetsons have one anyway.")
 @click.option("--refresh", is_flag=True, help="First take up versions that are newer than the table, from pip's index.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

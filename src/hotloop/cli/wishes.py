@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from hotloop.core.errors import InputError
 
@@ -18,6 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _EXAMPLES = {"driver": "580.95.05", "python": "3.12", "cuda": "12.8", "glibc": "2.31"}
 
 
+def typed(context: click.Context, option: click.Parameter, value: str) -> str:
+    """What was typed for an option. A shell's variable that is empty would pass for an option that was left out."""
+    if not value and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
+        raise InputError(
+            f"--{option.name} is empty", "a shell's variable without a value, as a rule", "name it, or leave it out"
+        )
+    return value
+
+
 def wish_options(python: str) -> Callable[[F], F]:
     """Add --driver, --gpu, --sm, --python, --torch and --cuda to a command.
 
@@ -25,13 +35,15 @@ def wish_options(python: str) -> Callable[[F], F]:
         python: in the help, which one is meant if none is named.
     """
     options = (
-        click.option("--driver", default="", metavar="VERSION", help="Of NVIDIA's driver: 535.104.05."),
+        click.option("--driver", default="", callback=typed, metavar="VERSION", help="Of NVIDIA's driver: 535.104.05."),
         click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="A card: V100, RTX 4090; may be repeated."),
         click.option("--sm", "capabilities", multiple=True, metavar="N",
                      help="A card's compute capability: 90; or 9.0."),
-        click.option("--python", default="", metavar="VERSION", help=f"3.11; otherwise {python}."),
-        click.option("--torch", default="", metavar="SPEC", help='Which torch is wanted: "2.11", ">=2.8".'),
-        click.option("--cuda", default="", metavar="VERSION", help="Which CUDA is wanted: 12, or 12.8."),
+        click.option("--python", default="", callback=typed, metavar="VERSION", help=f"3.11; otherwise {python}."),
+        click.option("--torch", default="", callback=typed, metavar="SPEC",
+                     help='Which torch is wanted: "2.11", ">=2.8".'),
+        click.option("--cuda", default="", callback=typed, metavar="VERSION",
+                     help="Which CUDA is wanted: 12, or 12.8."),
     )  # fmt: skip
 
     def add(command: F) -> F:

@@ -100,9 +100,24 @@ def _reasons(wish: Wish, table: Table) -> list[str]:
             met.setdefault(kind, []).append(reason)
     # The oldest build, the last one, asks for the least of a driver and of the C library.
     told = {kind: reasons[-1 if kind in ("driver", "glibc") else 0] for kind, reasons in met.items()}
+    if apart := _apart(wish, table):
+        told["card"] = apart
     alone = [told[kind] for kind, reasons in met.items() if len(reasons) == len(builds)]
     some = sorted(met, key=lambda kind: -len(met[kind]))
     return alone or [f"{told[kind]} ({len(met[kind])} of {len(builds)} builds are ruled out so)" for kind in some]
+
+
+def _apart(wish: Wish, table: Table) -> str:
+    """Which torch each of several cards would have for itself; "" if one has none."""
+    found = {card: _fitting(replace(wish, cards=(card,)), table) for card in wish.cards}
+    if len(found) < 2 or not all(found.values()):
+        return ""
+    each = "; ".join(f"{_named(card, table)} has {_build(one[0])} at the newest" for card, one in found.items())
+    return f"no torch holds code for all of these cards: {each}"
+
+
+def _build(found: Solution) -> str:
+    return f"torch {found.build.torch} for CUDA {found.build.cuda}"
 
 
 def _fitting(wish: Wish, table: Table) -> list[Solution]:
@@ -266,4 +281,4 @@ def _told(names: Sequence[str], wish: Wish, found: Solution, table: Table) -> st
     }
     detail = ", ".join(text for name, text in needed.items() if name in names)
     words = " and ".join(_WISHES[name] for name in names)
-    return f"with {words}{f' ({detail})' if detail else ''}: torch {build.torch} for CUDA {build.cuda}"
+    return f"with {words}{f' ({detail})' if detail else ''}: {_build(found)}"
