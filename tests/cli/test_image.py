@@ -183,6 +183,8 @@ def test_an_image_is_outdated(hotloop: Command, tmp_path: Path) -> None:
         assert [one["id"] for one in found["advisories"]] == ["TEST-1"]
         (tmp_path / "requirements.lock").write_text("torch==2.14.1\nnumpy==2.4.7\n")
         assert hotloop("image", "outdated", "requirements.lock", expect=0).out == "nothing is due\n"
+        (tmp_path / "cache" / "hotloop" / "osv-pypi.zip").unlink()
+        assert "were not looked for" in hotloop("image", "outdated", "requirements.lock", expect=0).out
     finally:
         del os.environ["XDG_CACHE_HOME"]
 
@@ -196,6 +198,8 @@ def test_an_image_is_outdated(hotloop: Command, tmp_path: Path) -> None:
         (("render", *FOR, "--extension", "flash-attn"), "names no version"),
         (("render", *FOR, "--apptainer"), "--apptainer writes a file"),
         (("render", "--gpu", "RTX 4091"), "is no card"),
+        (("check", "."), "fix:   hotloop image check ./Dockerfile"),
+        (("sbom", "."), "fix:   name ./requirements.lock"),
         (("build", "nowhere", "--engine", "buildah"), "cannot read nowhere/Dockerfile"),
         (("run", "a:1", "--gpus", "two"), '--gpus "two" names no GPUs'),
         (("run", "a:1", "--mount", "data"), "has no target"),

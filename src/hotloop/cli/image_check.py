@@ -158,7 +158,8 @@ def outdated(
     for each in found.advisories:
         fixed = f"fixed in {each.fixed}" if each.fixed else "not fixed in any version"
         click.echo(f"{each.package} {each.version}: {each.id}, {fixed}: {each.summary}")
-    click.echo("\n".join(["rebuild:", *(f"  {reason}" for reason in found.reasons)]) if found.due else "nothing is due")
+    well = "nothing is due" if known is not None else "nothing is due, but vulnerabilities were not looked for"
+    click.echo("\n".join(["rebuild:", *(f"  {reason}" for reason in found.reasons)]) if found.due else well)
     return int(found.due)
 
 

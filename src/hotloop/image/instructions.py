@@ -55,7 +55,8 @@ def read_instructions(file: Path) -> tuple[Instruction, ...]:
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {file}", str(error), "hotloop image render --output FOLDER") from error
+        fix = f"hotloop image check {file}/Dockerfile" if file.is_dir() else "hotloop image render --output FOLDER"
+        raise InputError(f"cannot read {file}", str(error), fix) from error
     found = parse(text)
     if not any(one.name == "FROM" for one in found):
         raise InputError(f"{file} is no Dockerfile", "it has no FROM", "hotloop image check FOLDER/Dockerfile")

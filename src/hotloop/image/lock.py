@@ -62,7 +62,8 @@ def read_lock(file: Path) -> tuple[Locked, ...]:
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {file}", str(error), "hotloop image render --output FOLDER") from error
+        fix = f"name {file}/requirements.lock" if file.is_dir() else "hotloop image render --output FOLDER"
+        raise InputError(f"cannot read {file}", str(error), fix) from error
     found = parse_lock(text)
     if not found:
         fix = "hotloop image render --output FOLDER writes requirements.lock"
