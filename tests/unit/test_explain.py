@@ -195,6 +195,11 @@ FULL = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
             '{"log":"FileNotFoundError: [Errno 2] No such file or directory: x\\n","stream":"stderr"}\n',
             "file-not-found",
         ),
+        (
+            "requests.exceptions.SSLError: HTTPSConnectionPool(host='a.b', port=443): Max retries exceeded with url: /"
+            " (Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] no issuer')))\n",
+            "tls-certificate",
+        ),
         ("\ufeffModuleNotFoundError: No module named 'x'\n", "module-missing"),
     ],
 )

@@ -27,8 +27,8 @@ _MOST_PREFIXES = 4
 _LONGEST = 16_000
 _LEVEL = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4}|\[W[ \d]|\bINFO\b|\bDEBUG\b")
 _HANDLED = re.compile(
-    r"\bretry(?:ing)?\b|retries|attempt \d|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)|\(handled\)"
-    r"|not critical|harmless|non-?fatal|[Cc]ontinuing|keeping "
+    r"\bretry(?:ing)?\b|(?<![Mm]ax )retries|attempt \d|will try|[Ff]all(?:ing|s)? ?back|ignor(?:ed|ing)|skipp(?:ed|ing)"
+    r"|\(handled\)|not critical|harmless|non-?fatal|[Cc]ontinuing|keeping "
 )
 _TOLD_IN_WARNINGS = re.compile(r"CUDA initialization|is not compatible with the current PyTorch")
 """By torch, when it cannot use the GPU."""
