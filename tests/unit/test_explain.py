@@ -200,6 +200,8 @@ FULL = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
             " (Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] no issuer')))\n",
             "tls-certificate",
         ),
+        ("RuntimeError: NCCL error in: x.cpp:13\nLast error:\nCuda failure 2 'out of memory'\n", "cuda-out-of-memory"),
+        ("RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.\n", "no-visible-gpu"),
         ("\ufeffModuleNotFoundError: No module named 'x'\n", "module-missing"),
     ],
 )
