@@ -42,6 +42,7 @@ class CardReader:
         self._handle: Any = None
         self._fixed: dict[str, Any] = {}
         self._links: tuple[int, ...] = ()
+        self._causes: dict[str, int] = {}
         self._activity = Activity(nvml)
 
     def read(self) -> Card:
@@ -92,6 +93,12 @@ class CardReader:
         bus = self._ask("nvmlDeviceGetPciInfo")
         most = range(self._nvml.NVML_NVLINK_MAX_LINKS)
         self._links = tuple(link for link in most if self._ask("nvmlDeviceGetNvLinkState", link) is not None)
+        causes = {
+            "multiple_single_bit": self._nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+            "double_bit": self._nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+        }
+        told = {name: self._ask("nvmlDeviceGetRetiredPages", cause) for name, cause in causes.items()}
+        self._causes = {name: causes[name] for name, pages in told.items() if pages is not None}
         sm, memory = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
         self._fixed = {
             "uuid": self.uuid,
@@ -152,11 +159,7 @@ class CardReader:
             for kind, kind_id in kinds.items()
             for counter, counter_id in counters.items()
         }
-        causes = {
-            "multiple_single_bit": nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-            "double_bit": nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-        }
-        pages = {name: self._ask("nvmlDeviceGetRetiredPages", cause) for name, cause in causes.items()}
+        pages = {name: self._ask("nvmlDeviceGetRetiredPages", cause) for name, cause in self._causes.items()}
         corrected, uncorrected, pending, failed = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
         return {
             "ecc_errors": {key: value for key, value in errors.items() if value is not None},
