@@ -102,6 +102,17 @@ def test_what_a_card_does_not_tell_is_none_and_the_rest_is_there(without: str, r
     assert len(differ) in ((0,) if without == "nvmlDeviceGetGraphicsRunningProcesses" else (1, 2, 3))
 
 
+def test_pages_that_are_retired_while_it_runs_are_counted(read: Callable[..., Cards]) -> None:
+    pages: dict[int, list[int] | Exception] = {
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR: [],
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS: error(ABSENT),
+    }
+    cards = read(FakeNvml(FakeCard({**working(0), "nvmlDeviceGetRetiredPages": lambda cause: pages[cause]})))
+    assert only(cards).retired_pages == {"double_bit": 0}
+    pages[pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR] = [4096, 8192]
+    assert only(cards).retired_pages == {"double_bit": 2}
+
+
 def test_a_card_that_tells_nothing_but_its_name(read: Callable[..., Cards]) -> None:
     card = only(read(FakeNvml(FakeCard({"nvmlDeviceGetName": "NVIDIA Graphics Device"}))))
     assert card == Card(index=0, name="NVIDIA Graphics Device")

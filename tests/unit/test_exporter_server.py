@@ -121,3 +121,14 @@ def test_what_is_no_request_leaves_the_server_as_it_is(
         client.recv(4096)
     assert ok(server)
     assert capsys.readouterr().err == ""
+
+
+def test_a_server_that_ends_waits_for_nobody(serve: Start) -> None:
+    server = serve(limit_seconds=3600.0)
+    with connect(server) as silent, connect(server) as begun:
+        begun.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert ok(server)
+        server.shutdown()
+        server.server_close()
+        assert ended(silent)
+        assert ended(begun)

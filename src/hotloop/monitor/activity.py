@@ -23,6 +23,8 @@ class Activity:
         self._supported: bool | None = None
         self._samples: list[Any] = []
         self._taken = 0
+        self._asked: Any = None
+        self._answers: list[Any] = []
 
     def read(self, handle: Any) -> dict[str, float | None]:
         """Shares by the names of `Card`; nothing at the first look, or where the card does not count.
@@ -35,6 +37,7 @@ class Activity:
             self._supported = bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
             if self._supported:
                 self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+                self._ask()
         if not self._supported:
             return {}
         now = self._samples[self._taken % 2]
@@ -42,16 +45,23 @@ class Activity:
         self._taken += 1
         return self._between(self._samples[self._taken % 2], now) if self._taken > 1 else {}
 
+    def _ask(self) -> None:
+        """Make the question; it has room for hundreds of metrics, so it is made once."""
+        nvml = self._nvml
+        self._asked = nvml.c_nvmlGpmMetricsGet_t()
+        self._asked.version, self._asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(_METRICS)
+        self._answers = self._asked.metrics[: len(_METRICS)]
+        for answer, constant in zip(self._answers, _METRICS.values(), strict=True):
+            answer.metricId = getattr(nvml, constant)
+
     def _between(self, before: Any, now: Any) -> dict[str, float | None]:
         nvml = self._nvml
-        asked = nvml.c_nvmlGpmMetricsGet_t()
-        asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(_METRICS)
-        asked.sample1, asked.sample2 = before, now
-        for place, constant in enumerate(_METRICS.values()):
-            asked.metrics[place].metricId = getattr(nvml, constant)
-        nvml.nvmlGpmMetricsGet(asked)
+        self._asked.sample1, self._asked.sample2 = before, now
+        for answer in self._answers:  # what is not answered now was answered before
+            answer.nvmlReturn = nvml.NVML_ERROR_UNKNOWN
+        nvml.nvmlGpmMetricsGet(self._asked)
         return {
             name: scaled(answer.value, 0.01)
-            for name, answer in zip(_METRICS, asked.metrics[: len(_METRICS)], strict=True)
+            for name, answer in zip(_METRICS, self._answers, strict=True)
             if answer.nvmlReturn == nvml.NVML_SUCCESS and 0 <= answer.value <= 100
         }

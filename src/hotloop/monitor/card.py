@@ -7,8 +7,7 @@ import os
 import pwd
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any
 
 from hotloop.monitor.activity import Activity
@@ -43,6 +42,7 @@ class CardReader:
         self._handle: Any = None
         self._fixed: dict[str, Any] = {}
         self._links: tuple[int, ...] = ()
+        self._causes: dict[str, int] = {}
         self._activity = Activity(nvml)
 
     def read(self) -> Card:
@@ -56,9 +56,15 @@ class CardReader:
         memory = self._memory()
         if not self._fixed:
             self._read_fixed()
+        nvml = self._nvml
+        # One question for all fields: each is a way into the driver and back.
+        hot, received, sent = self._fields([
+            (nvml.NVML_FI_DEV_MEMORY_TEMP, 0), (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
+            (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
+        ])  # fmt: skip
         return Card(
-            index=self._index, **self._fixed, **memory, **self._busy(), **self._power(), **self._clocks(),
-            **self._health(), **self._nvlink(), **self._pcie(), **self._tenants(), **self._mig(),
+            index=self._index, **self._fixed, **memory, **self._busy(), **self._power(), **self._clocks(hot),
+            **self._health(), **self._nvlink(received, sent), **self._pcie(), **self._tenants(), **self._mig(),
         )  # fmt: skip
 
     def _ask(self, function: str, *arguments: Any) -> Any:
@@ -87,6 +93,12 @@ class CardReader:
         bus = self._ask("nvmlDeviceGetPciInfo")
         most = range(self._nvml.NVML_NVLINK_MAX_LINKS)
         self._links = tuple(link for link in most if self._ask("nvmlDeviceGetNvLinkState", link) is not None)
+        causes = {
+            "multiple_single_bit": self._nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+            "double_bit": self._nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+        }
+        told = {name: self._ask("nvmlDeviceGetRetiredPages", cause) for name, cause in causes.items()}
+        self._causes = {name: causes[name] for name, pages in told.items() if pages is not None}
         sm, memory = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
         self._fixed = {
             "uuid": self.uuid,
@@ -117,7 +129,7 @@ class CardReader:
             "energy_joules": scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
         }
 
-    def _clocks(self) -> dict[str, Any]:
+    def _clocks(self, memory_celsius: float | None) -> dict[str, Any]:
         nvml = self._nvml
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # the name before driver 535
@@ -131,8 +143,7 @@ class CardReader:
             "throttled": held,
             "temperatures_celsius": _given(
                 gpu=known(self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)),
-                # Cards without the sensor tell 0.
-                memory=self._field(nvml.NVML_FI_DEV_MEMORY_TEMP) or None,
+                memory=memory_celsius or None,  # cards without the sensor tell 0
             ),
         }
 
@@ -148,11 +159,7 @@ class CardReader:
             for kind, kind_id in kinds.items()
             for counter, counter_id in counters.items()
         }
-        causes = {
-            "multiple_single_bit": nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-            "double_bit": nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-        }
-        pages = {name: self._ask("nvmlDeviceGetRetiredPages", cause) for name, cause in causes.items()}
+        pages = {name: self._ask("nvmlDeviceGetRetiredPages", cause) for name, cause in self._causes.items()}
         corrected, uncorrected, pending, failed = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
         return {
             "ecc_errors": {key: value for key, value in errors.items() if value is not None},
@@ -162,7 +169,7 @@ class CardReader:
             "retired_pages": {name: len(found) for name, found in pages.items() if found is not None},
         }
 
-    def _nvlink(self) -> dict[str, Any]:
+    def _nvlink(self, received: float | None, sent: float | None) -> dict[str, Any]:
         if not self._links:
             return {}
         nvml = self._nvml
@@ -170,13 +177,12 @@ class CardReader:
         return {
             "nvlinks": len(states),
             "nvlinks_active": sum(state == 1 for state in states),
-            "nvlink_receive_bytes": self._over_links(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
-            "nvlink_transmit_bytes": self._over_links(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+            "nvlink_receive_bytes": self._over_links(received, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+            "nvlink_transmit_bytes": self._over_links(sent, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
         }
 
-    def _over_links(self, field: int) -> float | None:
+    def _over_links(self, kib: float | None, field: int) -> float | None:
         """Bytes of all links, of which the driver tells KiB; some tell of each link alone."""
-        kib = self._field(field, _ALL_LINKS)
         if kib is None:
             each = self._fields([(field, link) for link in self._links])
             kib = None if None in each else sum(each)
@@ -189,9 +195,6 @@ class CardReader:
             "pcie_lanes": known(self._ask("nvmlDeviceGetCurrPcieLinkWidth")),
             "pcie_replays": known(self._ask("nvmlDeviceGetPcieReplayCounter")),
         }
-
-    def _field(self, number: int, scope: int = 0) -> Any:
-        return self._fields([(number, scope)])[0]
 
     def _fields(self, asked: list[tuple[int, int]]) -> list[Any]:
         """Values of fields by (number, scope), each None where it is not told."""
@@ -243,11 +246,15 @@ def _given(**values: float | None) -> dict[str, float]:
 def user_of(pid: int) -> str:
     """The name of a process's user; "" where it is not known: NVML gives numbers of the host's, also in a container."""
     try:
-        if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_NAMESPACE:
-            return ""
-        return _user_name(os.stat(f"/proc/{pid}").st_uid)
+        return _user_name(os.stat(f"/proc/{pid}").st_uid) if _has_hosts_numbers() else ""
     except OSError:
         return ""
+
+
+@cache
+def _has_hosts_numbers() -> bool:
+    """Whether this process sees the host's processes by their numbers; it is born with that."""
+    return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
 
 
 @lru_cache(256)

@@ -75,4 +75,4 @@ class Cards:
             card = limited.finish(until - self._clock())
         except Exception:  # whatever it is, it is this card's alone, and counted
             card = Card(index, reader.uuid, answers=False)
-        return replace(card, xids=xids, xid_times=times)
+        return replace(card, xids=xids, xid_times=times) if xids else card

@@ -1,6 +1,6 @@
 """The names, words and units of all metrics of cards and jobs, and what of a reading goes into which."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,7 @@ def job_families(reading: JobsReading) -> Iterator[Family]:
 
 def _rows(card: Card, one: _Of, who: tuple[str, ...]) -> list[Row]:
     value: Any = getattr(card, one.field)
-    if isinstance(value, Mapping):
+    if one.labels:
         return [((*who, *((key,) if isinstance(key, str) else key)), number) for key, number in value.items()]
     return [] if value is None else [(who, value)]
 

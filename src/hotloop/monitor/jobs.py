@@ -1,5 +1,6 @@
 """The processes that train, each under names that no other one has."""
 
+from functools import lru_cache
 from pathlib import Path
 
 from hotloop.core.live import Live, live_folder, read_live
@@ -32,4 +33,9 @@ def jobs_here() -> JobsReading:
 
 def run_name(live: Live) -> str:
     """The run directory's name; "" for a script."""
-    return Path(live.run).name
+    return _name(live.run)
+
+
+@lru_cache(256)
+def _name(run: str) -> str:
+    return Path(run).name

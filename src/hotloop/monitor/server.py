@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from io import BufferedIOBase
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import TCPServer
 from typing import Any, Protocol, cast
 
 from prometheus_client.exposition import choose_encoder
@@ -41,7 +42,7 @@ class Guard(Protocol):
         """Encryption and passwords; None for none."""
 
 
-class Server(ThreadingMixIn, TCPServer):
+class Server(TCPServer):
     """Serves metrics on one address.
 
     Args:
@@ -53,7 +54,6 @@ class Server(ThreadingMixIn, TCPServer):
         OSError: the address cannot be listened on.
     """
 
-    daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 64
 
@@ -64,6 +64,8 @@ class Server(ThreadingMixIn, TCPServer):
         self.metrics, self._guard, self._limit, self._clock = metrics, guard, limit_seconds, clock
         self.address_family = socket.AF_INET6 if ipaddress.ip_address(address[0]).version == 6 else socket.AF_INET
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        # They stay: to start a thread for each scrape costs more than what it does with HTTP.
+        self._threads = ThreadPoolExecutor(_MOST_CONNECTIONS, "request")
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         self.text_for = lru_cache(_MOST_FORMATS)(_text_for)
@@ -84,13 +86,22 @@ class Server(ThreadingMixIn, TCPServer):
             return
         with self._lock:
             self._open[request] = self._clock() + self._limit
-        super().process_request(request, client_address)
+        self._threads.submit(self._serve, request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it, and free the thread."""
+    def server_close(self) -> None:
+        """Listen no more, and end what is under way."""
+        super().server_close()
+        self._end(float("inf"))
+        self._threads.shutdown()
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, and free the thread."""
         try:
-            super().process_request_thread(request, client_address)
+            self.finish_request(request, client_address)
+        except Exception:
+            self.handle_error(request, client_address)
         finally:
+            self.shutdown_request(request)
             with self._lock:
                 self._open.pop(request, None)
             self._free.release()
@@ -114,9 +125,12 @@ class Server(ThreadingMixIn, TCPServer):
 
     def service_actions(self) -> None:
         """End connections that take too long, however often they send something. Twice a second."""
-        now = self._clock()
+        self._end(self._clock())
+
+    def _end(self, before: float) -> None:
+        """End connections whose limit is before a time."""
         with self._lock:
-            late = [one for one, until in self._open.items() if until < now]
+            late = [one for one, until in self._open.items() if until < before]
         for one in late:
             with suppress(OSError):  # it has just ended
                 socket.socket.shutdown(one, socket.SHUT_RDWR)  # below TLS, which another thread is in

@@ -1,4 +1,4 @@
-"""Families as Prometheus's text. What stays the same from scrape to scrape is kept: only numbers are written anew."""
+"""Families as Prometheus's text. What stays the same from scrape to scrape is kept: only what is new is written."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,17 +14,18 @@ _NOUGHT = "0.0"
 
 @dataclass(frozen=True)
 class _Kept:
-    """A family's text without its numbers.
+    """A family's text.
 
     Attributes:
         labels: the values of each series' labels, for which it holds.
-        head: the lines before the series.
-        series: the text of each up to its number.
+        pattern: all lines, with %s for each series' number.
+        numbers: of the last scrape, which `text` holds. Limits and errors stay the same for days.
     """
 
     labels: tuple[tuple[str, ...], ...]
-    head: str
-    series: tuple[str, ...]
+    pattern: str
+    numbers: tuple[float, ...]
+    text: str
 
 
 class Text:
@@ -48,21 +49,29 @@ class Text:
         for family in families:
             labels, numbers = zip(*family.rows, strict=True)
             kept = self._kept.get(family.name)
-            if kept is None or kept.labels != labels:
-                kept = self._kept[family.name] = self._of(family, labels)
-            parts.append(kept.head)
-            for series, number in zip(kept.series, numbers, strict=True):
-                parts += (series, floatToGoString(number), "\n")  # type: ignore[no-untyped-call]
+            if kept is None or kept.labels != labels or kept.numbers != numbers:
+                pattern = kept.pattern if kept and kept.labels == labels else self._pattern(family, labels)
+                text = pattern % tuple(map(_written, numbers))
+                kept = self._kept[family.name] = _Kept(labels, pattern, numbers, text)
+            parts.append(kept.text)
         parts.append(self._end)
         return "".join(parts).encode()
 
-    def _of(self, family: Family, labels: tuple[tuple[str, ...], ...]) -> _Kept:
+    def _pattern(self, family: Family, labels: tuple[tuple[str, ...], ...]) -> str:
         blank = Family(family.name, family.words, family.labels, [(values, 0.0) for values in labels])
         # Not splitlines(): a label may hold what Unicode takes for the end of a line.
         lines = self._encode(_These(blank.metric())).decode().removesuffix(self._end).split("\n")[:-1]
         begin = len(lines) - len(labels)
-        head = "".join(f"{line}\n" for line in lines[:begin])
-        return _Kept(labels, head, tuple(line.removesuffix(_NOUGHT) for line in lines[begin:]))
+        lines = [line.replace("%", "%%") for line in lines]
+        series = [f"{line.removesuffix(_NOUGHT)}%s" for line in lines[begin:]]
+        return "".join(f"{line}\n" for line in (*lines[:begin], *series))
+
+
+def _written(number: float) -> str:
+    """As prometheus_client writes it, which asks much of each number; of most, Python's own text is right."""
+    if -1e6 < number < 1e6:
+        return repr(float(number))
+    return floatToGoString(number)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _These(Collector):

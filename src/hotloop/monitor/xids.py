@@ -7,7 +7,10 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Any
 
-_WAIT_SECONDS = 0.5
+_WAIT_SECONDS = 5.0
+"""For an error, before it is looked whether to go on."""
+_PAUSE_SECONDS = 0.5
+"""After a wait that failed, and for the thread to end."""
 
 
 class Xids:
@@ -32,9 +35,9 @@ class Xids:
             return dict(self._counts[index]), dict(self._times[index])
 
     def close(self) -> None:
-        """End it, in about half a second; a driver that hangs is left alone."""
+        """End it: a driver that waits is left alone, the thread ends by itself after that, or with the process."""
         self._closed.set()
-        self._thread.join(4 * _WAIT_SECONDS)
+        self._thread.join(_PAUSE_SECONDS)
 
     def _watch(self, count: int) -> None:
         nvml = self._nvml
@@ -55,7 +58,7 @@ class Xids:
                 event = nvml.nvmlEventSetWait_v2(events, int(_WAIT_SECONDS * 1000))
             except nvml.NVMLError as error:
                 if error.value != nvml.NVML_ERROR_TIMEOUT:
-                    self._closed.wait(_WAIT_SECONDS)
+                    self._closed.wait(_PAUSE_SECONDS)
                 continue
             # By the handle: a card that has just been lost would not tell its name any more.
             self._count(indexes.get(_address(event.device)), str(event.eventData))
