@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command
+from exporter import exporter
 from runs import SUPPORT, TOKENS_JOB, losses, rank_of, read_until, started, weights_of, write_small_job
 
 from hotloop.train.elastic import _left
@@ -130,6 +131,24 @@ def test_what_is_left_goes_on_after_a_gpu_is_lost(job: Path) -> None:
     assert "not all GPUs answer: going on with 4, 7" in done.stdout
     assert "ranks see GPUs 4,7" in done.stderr
     assert tomllib.loads((job.parent / "run/job.toml").read_text())["ranks"]["processes"] == 2
+
+
+def test_the_exporter_tells_which_rank_waits_for_a_slow_one(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTLOOP_LIVE", str(tmp_path / "live"))
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:SlowToCompute'\n"))
+    options = [*TWO, "--set", "model.name=line", "--set", "train.epochs=100000"]
+    with exporter(tmp_path) as running, started(job.parent, *options) as child:
+        read_until(child, "step 20 ")
+        steps = 0.0
+        while steps < 20:  # a live file is written once a second
+            steps = running.value("hotloop_job_steps_total", rank="1") or 0.0
+        waited = [running.value("hotloop_job_communication_seconds_total", rank=rank) for rank in "01"]
+        assert None not in waited
+        assert waited[0] > 0.5 * 0.05 * steps > waited[1]
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
 
 
 def test_a_rank_that_reads_slowly_is_named(hotloop: Command, job: Path) -> None:

@@ -195,6 +195,8 @@ METRICS = {
         "exporter_requests_total",
         "exporter_authentication_failures_total",
         "exporter_jobs_ignored",
+        "exporter_otlp_pushes_total",
+        "exporter_otlp_last_push_timestamp_seconds",
     ]
 }
 """What the exporter tells."""

@@ -11,6 +11,7 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - uneven: the second part of a window has one sample.
 - apart: gradients are averaged after backward, as captured steps do it.
 - held: the same with a weight that is also used beside its module, and activations that are recomputed.
+- slow: the first rank takes longer to compute; "slow norm" with batch normalisation, "slow apart" as above.
 - trial: both ways of averaging are tried; so in all that follow.
 - watched: the first rank has hooks on its weights.
 - order: each rank's optimizer has its weights in another order.
@@ -24,6 +25,7 @@ Writes losses and weights to FOLDER/rank-RANK.json, and what it says to FOLDER/r
 import faulthandler
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,7 @@ class Held(nn.Module):
         return y * self.weights[0].square().sum()
 
 
+SLOW_SECONDS = 0.06
 TRIALS = ("trial", "watched", "order", "reentrant", "broken", "late")
 
 
@@ -123,7 +126,7 @@ def try_both_ways(step: Step, broken: str) -> None:
 def build(variant: str, most: int) -> nn.Module:
     torch.manual_seed(0)
     middle: list[nn.Module] = [nn.Tanh()]
-    if variant == "norm":
+    if variant.endswith("norm"):
         middle = [nn.BatchNorm1d(16), Limited(most, backward=False)]
     if variant == "backward":
         middle = [Limited(most, backward=True)]
@@ -161,6 +164,8 @@ def main(rank: int, size: int, folder: Path, window: int, most: int, kind: str, 
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         sizes.append(len(batch[1]))
+        if variant.startswith("slow") and rank == 0:
+            time.sleep(SLOW_SECONDS)
         if short_of_memory and variant in ("plain", "uneven", "wrapped", "static") and len(batch[1]) > most:
             raise torch.OutOfMemoryError("this rank's memory is full")
         return functional.cross_entropy(model(batch[0]), batch[1])
@@ -172,7 +177,7 @@ def main(rank: int, size: int, folder: Path, window: int, most: int, kind: str, 
         weights = weights[rank:] + weights[:rank]
     optimizer = torch.optim.AdamW(weights, lr=0.02, weight_decay=0.5)
     step = Step(model, loss, optimizer, settings=StepSettings(clip_norm=0.5), notify=told.append)
-    if variant in ("apart", "held") and size > 1:
+    if variant in ("apart", "held", "slow apart") and size > 1:
         step._ranks.apart, step._trial = True, None
     if variant in TRIALS and size > 1:
         try_both_ways(step, variant if short_of_memory else "")
@@ -197,7 +202,7 @@ def main(rank: int, size: int, folder: Path, window: int, most: int, kind: str, 
     weights = torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
     content = {"losses": values, "weights": weights.tolist(), "told": told, "pieces": step.pieces, "error": error,
                "sizes": sizes, "captured": step.captured, "not_captured": step.not_captured,
-               "apart": step._ranks.apart}  # fmt: skip
+               "apart": step._ranks.apart, "communication": step.communication.seconds}  # fmt: skip
     (folder / f"rank-{rank}.json").write_text(json.dumps(content))
     if not error:
         distributed.barrier()

@@ -167,6 +167,16 @@ class SlowToRead(Regression):
         return SlowLine(self.samples)
 
 
+class SlowToCompute(Regression):
+    """Computes slowly on one rank."""
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if model.training and os.environ.get("RANK") == "1":
+            time.sleep(0.05)
+        outputs: Tensor = model(batch["inputs"])
+        return outputs
+
+
 class OnTwoOnly(Regression):
     """The third rank's device is gone."""
 

@@ -11,6 +11,9 @@ import yaml
 from prometheus import METRICS
 
 from hotloop.monitor.dashboards import dashboards
+from hotloop.monitor.demo import Demo
+from hotloop.monitor.families import CARD_METRICS, JOB_METRICS, PREFIX
+from hotloop.monitor.metrics import Metrics
 from hotloop.monitor.rules import rules
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -108,6 +111,14 @@ def numbers(cell: str) -> list[int]:
         first, _, last = part.partition(" to ")
         found += range(int(first), int(last or first) + 1)
     return found
+
+
+def test_what_dashboards_and_alerts_may_ask_for_is_what_the_exporter_tells() -> None:
+    metrics = Metrics(Demo())
+    metrics.count_request(200)
+    metrics.count_push(True)
+    told = {one.name for one in (*CARD_METRICS, *JOB_METRICS, *metrics.families())}
+    assert {PREFIX + name for name in told} == METRICS
 
 
 def test_links_go_where_the_documentation_is_served() -> None:

@@ -83,12 +83,14 @@ def value(metrics: Metrics, name: str, /, **labels: str) -> float | None:
 
 def test_a_job_by_its_names() -> None:
     live = replace(LIVE, loss=2.5, saves=2, saved=180.0, save_seconds=3.0, metrics={"accuracy": 0.9}, samples=640)
+    live = replace(live, communication_seconds=0.25)
     metrics = Metrics(Given(live))
     who = {"job_name": "a", "run": "a-1", "rank": "0"}
     assert value(metrics, "hotloop_job_info", **who, ranks="2", way="train", uuid="GPU-1") == 1
     assert value(metrics, "hotloop_job_heartbeat_timestamp_seconds", **who) == 200
     assert value(metrics, "hotloop_job_steps_total", **who) == 20
     assert value(metrics, "hotloop_job_data_wait_seconds_total", **who) == 1.5
+    assert value(metrics, "hotloop_job_communication_seconds_total", **who) == 0.25
     assert value(metrics, "hotloop_job_samples_total", **who) == 640
     assert value(metrics, "hotloop_job_loss", **who) == 2.5
     assert value(metrics, "hotloop_job_metric", **who, metric="accuracy") == 0.9

@@ -6,16 +6,17 @@ import json
 import signal
 import socket
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import HotloopError, InputError
 
 if TYPE_CHECKING:
     from hotloop.monitor.metrics import Metrics
+    from hotloop.monitor.otlp import Pusher
     from hotloop.monitor.reading import Host
     from hotloop.monitor.web_config import Web
 
@@ -28,14 +29,19 @@ _DEFAULT = "127.0.0.1:9400"
 @click.option("--port", type=click.IntRange(0, 65535), help="Another port than that of --listen; 0: a free one.")
 @click.option("--web-config", type=click.Path(path_type=Path), metavar="FILE",
               help="TLS and passwords, as Prometheus's exporters take them.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Print the metrics and end.")
+@click.option("--otlp", metavar="URL",
+              help="Send all metrics to this OpenTelemetry collector as well (OTLP over HTTP).")  # fmt: skip
+@click.option("--otlp-every", type=click.IntRange(1, 3600), default=15, show_default=True, metavar="SECONDS",
+              help="Between two times that --otlp sends.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Print the metrics, send them once with --otlp, and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON object.")
 @click.option("--demo", is_flag=True, help="Show an invented host of 8 H200 and its jobs.")
 @click.option("--machine", type=click.Path(path_type=Path), metavar="FILE",
               help="With --demo: the cards of a machine that `hotloop doctor --save` wrote.")  # fmt: skip
 def exporter(
-    listen: str, port: int | None, web_config: Path | None, once: bool, as_json: bool, demo: bool, machine: Path | None
-) -> int:
+    listen: str, port: int | None, web_config: Path | None, otlp: str | None, otlp_every: int, once: bool,
+    as_json: bool, demo: bool, machine: Path | None,
+) -> int:  # fmt: skip
     """Serve metrics of cards and trainings to Prometheus.
 
     All NVIDIA cards of this machine, and all trainings of hotloop on it, are read when somebody asks. Ends at Ctrl-C or
@@ -56,10 +62,12 @@ def exporter(
     host = _host(demo, machine)
     try:
         metrics = Metrics(host)
+        pusher = _pusher(otlp, metrics, otlp_every) if otlp is not None else None
         if once:
             _print(metrics, as_json)
+            _push(pusher)
         else:
-            _serve(metrics, address, web)
+            _serve(metrics, address, web, pusher)
     finally:
         host.close()
     return 0
@@ -86,6 +94,26 @@ def _web(path: Path) -> "Web":
     return Web(path, lambda line: click.echo(f"warning: {line}", err=True))
 
 
+def _pusher(url: str, metrics: "Metrics", every_seconds: int) -> "Pusher":
+    try:
+        from hotloop.monitor.otlp import Pusher, travels_readably
+    except ImportError as error:
+        cause = f"{error.name} is not installed"
+        raise InputError("--otlp needs hotloop[otlp]", cause, 'pip install "hotloop[monitor,otlp]"') from None
+    pusher = Pusher(url, metrics, every_seconds, lambda line: click.echo(f"warning: {line}", err=True))
+    if machine := travels_readably(url):
+        click.echo(f"warning: metrics travel readably to {machine}; https:// encrypts them", err=True)
+    return pusher
+
+
+def _push(pusher: "Pusher | None") -> None:
+    trouble = pusher.push() if pusher else ""
+    if trouble:
+        raise HotloopError(
+            "no metrics reach the collector", trouble, "see that it runs, and takes OTLP over HTTP there"
+        )
+
+
 def _host(demo: bool, machine: Path | None) -> "Host":
     if demo:
         from hotloop.monitor.demo import Demo, recorded
@@ -110,7 +138,7 @@ def _print(metrics: "Metrics", as_json: bool) -> None:
         click.echo(generate_latest(metrics).decode(), nl=False)
 
 
-def _serve(metrics: "Metrics", address: tuple[str, int], web: "Web | None") -> None:
+def _serve(metrics: "Metrics", address: tuple[str, int], web: "Web | None", pusher: "Pusher | None") -> None:
     """Until a signal comes."""
     from hotloop.monitor.server import Server
 
@@ -124,7 +152,7 @@ def _serve(metrics: "Metrics", address: tuple[str, int], web: "Web | None") -> N
         raise InputError(what, error.strerror or str(error), "--port 0 takes a free one, or --listen") from None
     _warn(address[0], web)
     _give_back()
-    with server:
+    with server, pusher or nullcontext():
         thread = threading.Thread(target=server.serve_forever, name="server")
         thread.start()
         click.echo(server.url)

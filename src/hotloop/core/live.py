@@ -51,6 +51,7 @@ class Live:
         step: of the run.
         steps, step_seconds, wait_seconds, samples: of this process: how many steps it has done, how long they took by
             the clock, for how long of that they waited for data, and how many samples they had.
+        communication_seconds: for how long steps stood still for messages of other ranks; None where that is not known.
         loss, learning_rate: of the last logged step; None before.
         memory_bytes: allocated on the card, or resident on a CPU, at the most.
         metrics: the user's own, and a validation's.
@@ -77,6 +78,7 @@ class Live:
     step_seconds: float = 0.0
     wait_seconds: float = 0.0
     samples: int = 0
+    communication_seconds: float | None = None
     loss: float | None = None
     learning_rate: float | None = None
     memory_bytes: int = 0

@@ -205,6 +205,7 @@ def _live(job: _Job, rank: int, uuids: dict[int, str], now: float) -> Live:
         ranks=sum(card in uuids for card in job.cards), gpu=uuids[job.cards[rank]], begun=begun,
         phase="saving" if saving else "step", heartbeat=now, step=steps, steps=steps,
         step_seconds=round(steps * job.step_seconds, 3), wait_seconds=round(steps * job.step_seconds * job.wait, 3),
+        communication_seconds=round(0.07 * steps * job.step_seconds, 3) if len(job.cards) > 1 else None,
         samples=steps * job.samples, loss=round(loss, 4), learning_rate=3e-4 if job.way == "train" else None,
         memory_bytes=round(job.memory * 135 * _GIB),
         metrics={"val_loss": round(loss + 0.1, 4)} if rank == 0 and job.way == "train" else {},

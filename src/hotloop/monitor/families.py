@@ -88,6 +88,8 @@ JOB_METRICS = (
     _OfJob("steps", "job_steps_total", "Steps of this process."),
     _OfJob("step_seconds", "job_step_seconds_total", "Time that steps took, waiting for data included."),
     _OfJob("wait_seconds", "job_data_wait_seconds_total", "Time of steps in which they waited for data."),
+    _OfJob("communication_seconds", "job_communication_seconds_total",
+           "Time of steps in which they waited for messages of other ranks."),
     _OfJob("samples", "job_samples_total", "Samples of this process.", zero=False),
     _OfJob("loss", "job_loss", "Loss of the last logged step."),
     _OfJob("learning_rate", "job_learning_rate", "Learning rate of the last logged step."),

@@ -41,6 +41,8 @@ class Metrics(Collector):
         self._last: dict[str, float] = {}
         self._requests: Counter[str] = Counter()
         self._refused = 0
+        self._pushes: Counter[str] = Counter()
+        self._pushed = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus_client has them."""
@@ -68,6 +70,12 @@ class Metrics(Collector):
         with self._lock:
             self._refused += 1
 
+    def count_push(self, ok: bool) -> None:
+        """All were sent to a collector, or not."""
+        with self._lock:
+            self._pushes.update(sent=int(ok), failed=int(not ok))
+            self._pushed = self._now() if ok else self._pushed
+
     def _read(self) -> _Reading:
         begun = self._clock()
         cards = self._host.cards()
@@ -90,7 +98,7 @@ class Metrics(Collector):
     def _own(self, reading: _Reading) -> Iterator[Family]:
         with self._lock:
             failures, last, requests = dict(self._failures), dict(self._last), dict(self._requests)
-            refused = self._refused
+            refused, pushes, pushed = self._refused, dict(self._pushes), self._pushed
         ignored = {reason: reading.jobs.ignored.get(reason, 0) for reason in _IGNORED}
         for name, words, label, values in (
             ("build_info", "This exporter.", "version", {__version__: 1.0}),
@@ -98,9 +106,13 @@ class Metrics(Collector):
             ("collect_failures_total", "Readings that failed; of cards, one for each card.", "source", failures),
             ("last_collect_timestamp_seconds", "When the source was last read, since 1970.", "source", last),
             ("requests_total", "Requests by the answer's code.", "code", requests),
+            ("otlp_pushes_total", "Times that all was sent to a collector, by what came of it.", "result", pushes),
             ("jobs_ignored", "Processes that were left out, by reason.", "reason", ignored),
         ):
             rows = [((key,), value) for key, value in values.items()]
             if rows:
                 yield Family(f"exporter_{name}", words, (label,), rows)
+        if pushed:
+            words = "When all was last sent to a collector, since 1970."
+            yield Family("exporter_otlp_last_push_timestamp_seconds", words, (), [((), pushed)])
         yield Family("exporter_authentication_failures_total", "Wrong passwords.", (), [((), refused)])

@@ -66,9 +66,10 @@ class Heart:
         """From now on there."""
         self._publisher = publisher
 
-    def measured(self, span: Span, steps: int) -> None:
-        """So many steps took this."""
+    def measured(self, span: Span, steps: int, communication_seconds: float | None) -> None:
+        """So many steps took this; all so far have waited for so long for other ranks."""
         if self._publisher:
+            self._publisher.set(communication_seconds=communication_seconds)
             self._publisher.stepped(span.seconds, span.wait_seconds, span.samples, steps)
 
     def planned(self, save_seconds: float) -> None:

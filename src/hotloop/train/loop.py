@@ -242,7 +242,7 @@ class Loop:
     def _log(self, wait: bool = False) -> None:
         """Bring the losses that have arrived to the host and tell the observer."""
         span = self.data_meter.add(self._meter.take(), self._steps_since_log, self._parts.train.stages)
-        self._parts.heart.measured(span, self._steps_since_log)
+        self._parts.heart.measured(span, self._steps_since_log, self._parts.step.communication.seconds)
         self._steps_since_log = 0
         self._logged = time.monotonic()
         self._since_log = self._since_log.plus(span)

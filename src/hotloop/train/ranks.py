@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import Job
+from hotloop.train.communication import Communication
 from hotloop.train.pieces import no_room
 from hotloop.train.sharded import Types, divide, is_sharded, mesh_of
 from hotloop.train.world import DIVIDED, TENSOR, World
@@ -43,6 +44,7 @@ class Ranks:
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
         apart: gradients stay where they are in every window, and `average` is called after backward.
+        communication: how long windows wait for messages, where the model itself is a `DistributedDataParallel`.
     """
 
     def __init__(self, model: nn.Module, recover: bool, compress: bool = False) -> None:
@@ -50,6 +52,8 @@ class Ranks:
         self._ddp = found[0] if len(found) == 1 else None
         group = self._ddp.process_group if self._ddp else None
         self.several = distributed.is_initialized() and distributed.get_world_size(group) > 1
+        self.communication = Communication(next(model.parameters()).device)
+        self._times = self.several and self._ddp is model
         talks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
         self._compress = compress
@@ -112,19 +116,23 @@ class Ranks:
         DDP would do it in the forward pass, and not as often on a rank whose forward pass broke off.
         """
         self._agreed = False
+        if self._times:
+            self.communication.begin()
         if self._averages_after and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
-            self._ddp._sync_buffers()  # type: ignore[no-untyped-call]
+            with self.communication.waiting():
+                self._ddp._sync_buffers()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """Run forward and backward inside; at a window's end they average gradients, unless that is done after it."""
         averages = self.several and last and not self._averages_after
         if self._ddp is None or self._ddp.static_graph or averages:
-            yield
+            with self.communication.buffers_of(self._ddp):
+                yield
             return
         if self._averages_after:
             self._ddp.require_forward_param_sync = False
-        with self._ddp.no_sync():
+        with self.communication.buffers_of(self._ddp), self._ddp.no_sync():
             yield
 
     def agree(self) -> None:
@@ -161,7 +169,8 @@ class Ranks:
         for tensor in tensors:
             tensor.div_(distributed.get_world_size(group))
             sent = tensor.bfloat16() if self._compress else tensor
-            distributed.all_reduce(sent, group=group)
+            with self.communication.waiting():
+                distributed.all_reduce(sent, group=group)
             if sent is not tensor:
                 tensor.copy_(sent)
 
@@ -180,6 +189,8 @@ class Ranks:
     def window_done(self) -> None:
         """Count a window."""
         self._left = max(0, self._left - 1)
+        if self._times:
+            self.communication.end()
         if self._ddp:  # for an evaluation; a window that needs it otherwise says so
             self._ddp.require_forward_param_sync = True
 
@@ -199,7 +210,8 @@ class Ranks:
         assert self._ddp is not None
         numbers = torch.tensor(values, device=next(self._ddp.parameters()).device)
         group = self._group or self._ddp.process_group
-        distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=group)
+        with self.communication.waiting():
+            distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=group)
         found: list[float] = numbers.tolist()
         return found
 

@@ -64,6 +64,7 @@ class Step:
         number: optimizer steps taken.
         losses: of the steps taken, on the device.
         pieces: into how many pieces each batch is cut, because a whole one did not fit; 1 as a rule.
+        communication: `seconds` in it is how long steps have waited for other ranks' messages, where that is known.
 
     Example:
         ```python
@@ -82,12 +83,10 @@ class Step:
         settings: StepSettings = _DEFAULTS,
         notify: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
+        self.model, self.optimizer = model, optimizer
         self.settings = settings
         self.number = self._changes = 0
-        self._loss = loss
-        self._notify = notify
+        self._loss, self._notify = loss, notify
         self._device = next(model.parameters()).device
         check_device(self._device)
         self._counter = Counter(self._device)
@@ -106,6 +105,7 @@ class Step:
         )
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings.recover, settings.compress)
+        self.communication = self._ranks.communication
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0
@@ -418,7 +418,7 @@ class Step:
             if flat:
                 flat.put(flat.stand_ins.gradients(loss.float(), scale), first)
             else:
-                loss.float().backward(scale)  # type: ignore[no-untyped-call]
+                self.communication.backward(loss.float(), scale)
         value = loss.detach().float()
         value = value * self._share if weighted else value
         if not (first and last) or self._ranks.apart:
