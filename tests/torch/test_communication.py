@@ -29,7 +29,7 @@ def test_a_short_window_that_is_timed_counts_for_those_before_it() -> None:
     told = []
     for _ in range(20):
         communication.begin()
-        now[0] += 0.009
+        now[0] += 0.019
         with communication.waiting():
             now[0] += 0.003
         communication.end()
