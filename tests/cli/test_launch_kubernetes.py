@@ -86,6 +86,15 @@ def test_a_dry_run_needs_neither_a_cluster_nor_the_client(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_refuses_what_no_registry_has(hotloop: Command, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    options = ["launch", str(tmp_path / "job.toml"), *ON, "--gpus", "1", "--dry-run"]
+    for image in ("host:5000/team/hotloop:1.0-CUDA", "hotloop@sha256:" + 64 * "a"):
+        assert hotloop(*options, "--set", f"launch.image={image}").code == 0
+    done = hotloop(*options, "--set", "launch.image=bad image!!")
+    assert (done.code, "names no image" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
@@ -289,6 +298,7 @@ def said(done: Finished) -> list[str]:
             "claims.training",
         ),
         (lambda it: None, ["--set", "launch.image="], "there is no launch.image", "hotloop image"),
+        (lambda it: None, ["--set", "launch.image=Team/Hot loop"], "names no image", "launch.image=registry.example"),
         (
             lambda it: None,
             ["--set", "launch.kubernetes.claims={}"],

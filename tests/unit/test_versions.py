@@ -185,6 +185,9 @@ def test_names_that_are_not_there_are_answered_with_near_ones() -> None:
         TABLE.capability("RTX 4091")
     with pytest.raises(InputError, match="no card that the table has"):
         TABLE.capability("SXM4")
+    for name in ("MI300X", "Radeon RX 7900 XTX", "Intel Arc A770"):
+        with pytest.raises(InputError, match="no card of NVIDIA"):
+            TABLE.capability(name)
     with pytest.raises(InputError, match="no compute capability"):
         capability_of("hopper")
     with pytest.raises(InputError, match="no version"):

@@ -22,9 +22,10 @@ def summary(record: MachineRecord) -> dict[str, str]:
     place = [system.os, system.container, system.virtualization, system.scheduler]
     free = {folder.path: format_bytes(folder.free_bytes) for folder in record.folders if not folder.error}
     up = [one.name for one in record.interfaces if one.up and one.name != "lo"]
+    tried = any(rate.gpu is not None for rate in record.rates)
     return {
         "driver": f"{driver.version}, CUDA up to {driver.cuda}" if driver.version else "none",
-        "cards": ", ".join(cards),
+        "cards": ", ".join(cards) or "none",
         "links": ", ".join(f"{path} {count}x" for path, count in links.items()),
         "packages": ", ".join(packages),
         "limits": f"{', '.join(filter(None, place))}; {record.processors.usable:g} processors, {format_bytes(memory)}",
@@ -32,7 +33,7 @@ def summary(record: MachineRecord) -> dict[str, str]:
         "network": ", ".join(up + [f"{port.name} {port.rate}" for port in record.rdma]),
         "environment": f"{len(record.environment)} variables that matter",
         "clock": f"{system.time} {system.time_zone}",
-        "probes": f"{len(record.rates)} results",
+        "probes": f"{len(record.rates)} results" + ("" if tried else ", none of a GPU"),
         "rates": "\n".join(map(_line, record.rates)),
     }
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
@@ -43,6 +44,8 @@ class Local:
                 "each process trains on one of its own",
                 f"--gpus {here}" if here else "--set device=cpu, or --on a cluster",
             )
+        if not request.job.launch.setup and find_spec("torch") is None:
+            raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
         absent = {} if request.job.launch.setup else absent_files(request)
         for key, path in absent.items():
             raise InputError(

@@ -111,12 +111,18 @@ class Table:
         if found:
             each = ", ".join(f"{name} ({_dotted(self.cards[name])})" for name in found[:5])
             raise InputError(f'"{card}" may be several cards', each, f'--gpu "{found[0]}"')
+        if _OTHERS.search(card):
+            raise InputError(
+                f'"{card}" is no card of NVIDIA\'s', "the table has CUDA's builds alone", "--gpu H100, say"
+            )
         texts = {" ".join(words): name for words, name in known.items()}
         near = [texts[text] for text in get_close_matches(" ".join(asked), texts, n=5, cutoff=0.4)]
         cause = f"the nearest: {', '.join(near)}" if near else "no name is near it"
         raise InputError(f'"{card}" is no card that the table has', cause, "--sm gives its compute capability: --sm 90")
 
 
+_OTHERS = re.compile(r"\b(AMD|Radeon|Instinct|MI\d{2,3}[A-Z]?|RX \d{4}|Intel|Arc|Gaudi)\b", re.IGNORECASE)
+"""Cards of other makers, whose names would be found near some of NVIDIA's."""
 _WITH_ARM = re.compile(r"\b(GH200|GB200|GB300|GB10|Jetson|Orin|Xavier|Thor|Tegra|DGX Spark)\b", re.IGNORECASE)
 
 

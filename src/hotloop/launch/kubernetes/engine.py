@@ -1,5 +1,6 @@
 """Kubernetes as an engine: objects that are checked, sent, looked after and taken away."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from hotloop.launch.record import Launch
 from hotloop.launch.request import Request
 from hotloop.launch.status import Status
 
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9._:/-]*?(:[\w.-]{1,128})?(@sha256:[0-9a-f]{64})?")
+"""A registry's name may have a port. Source: the grammar of references in the OCI distribution specification."""
 _FILE = "manifest.yaml"
 _CONTEXT = "context"
 
@@ -111,7 +114,14 @@ class Kubernetes:
 
 
 def _no_image(request: Request) -> LaunchFinding | None:
-    if request.job.launch.image:
+    """Raises InputError: there is one that no registry has."""
+    image = request.job.launch.image
+    if image and not _IMAGE.fullmatch(image):
+        raise InputError(
+            f'launch.image = "{image}" names no image', "it is to be REGISTRY/IMAGE:TAG, small letters up to the tag",
+            "--set launch.image=registry.example/team/hotloop:1.0",
+        )  # fmt: skip
+    if image:
         return None
     return LaunchFinding(
         "no-image", f"there is no launch.image; {DEFAULT_IMAGE} stands in its place",
