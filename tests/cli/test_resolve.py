@@ -23,6 +23,12 @@ def test_json_is_one_object(hotloop: Command) -> None:
     assert {"cudnn", "nccl", "install", "source", "table_date"} <= set(found)
 
 
+def test_libraries_are_told_of_builds_that_pip_does_not_take_by_itself(hotloop: Command) -> None:
+    found = json.loads(hotloop("resolve", "--driver", "535.104", "--gpu", "V100", "--json", expect=0).out)
+    assert (found["cuda"], found["cudnn"], found["nccl"]) == ("12.6", "9.10.2.21", "2.29.3")
+    assert "cuDNN and NCCL" in found["source"]
+
+
 def test_cards_with_arm_processors_get_arm_builds(hotloop: Command) -> None:
     of_itself = json.loads(hotloop("resolve", "--driver", "580.95.05", "--gpu", "GH200", "--json", expect=0).out)
     named = hotloop("resolve", "--driver", "580.95.05", "--gpu", "GH200", "--aarch64", "--json", expect=0).out
@@ -120,6 +126,8 @@ def test_new_versions_are_taken_up_from_pips_index(hotloop: Command, index: Path
     assert found["python"] == f"3.{here} to 3.{here + 1}"
     assert "code for cards as of torch 2.15.0" in found["source"]
     assert json.loads(hotloop("resolve", *options, expect=0).out) == found, "it is kept"
+    older = json.loads(hotloop("resolve", "--driver", "535.104", "--gpu", "V100", "--json", expect=0).out)
+    assert (older["cudnn"], older["nccl"]) == ("9.10.2.21", "2.29.3"), "what the table knew stays"
 
 
 def test_a_table_that_cannot_be_kept_is_used_once(

@@ -137,7 +137,9 @@ def test_what_hotloop_trains_with_is_left_out_beside_an_older_torch() -> None:
 
 
 def test_other_builds_than_the_default_are_fetched_by_uv() -> None:
-    text = dockerfile(make_recipe(Wish(torch="==2.14.1", cuda="12.6"), Options(), TABLE))
+    recipe = make_recipe(Wish(torch="==2.14.1", cuda="12.6"), Options(), TABLE)
+    assert (recipe.versions["cudnn"], recipe.versions["nccl"]) == ("9.10.2.21", "2.29.3")
+    text = dockerfile(recipe)
     assert "--torch-backend=cu126" in text
     assert "://" not in text, "no address of an index"
     assert "--torch-backend" not in dockerfile(make_recipe(Wish(torch="==2.14.1", cuda="13.0"), Options(), TABLE))

@@ -27,7 +27,7 @@ class Build:
         cuda: "12.8".
         default: whether it is the one that `pip install torch` takes on this kind of processor.
         pythons: first and last minor version of Python 3.
-        cudnn, nccl, triton: that the wheel asks for; empty where that is not known.
+        cudnn, nccl, triton: that the wheel asks for or holds; empty where that is not known.
         binaries: capabilities that it holds machine code for.
         ptx: capabilities that it holds PTX for, which the driver compiles for later cards.
         glibc: the least that its wheels run with.
