@@ -1,6 +1,5 @@
 """`hotloop train`."""
 
-import importlib.util
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from hotloop.core.errors import HotloopError, InputError
+from hotloop.core.installed import require_torch
 from hotloop.core.job import Job
 from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
@@ -59,8 +59,7 @@ def train(
             os.environ["OMP_NUM_THREADS"] = str(threads)
     job = load_job(file, [*tuned, *overrides])
     host, port = _place(nnodes, node_rank, rdzv_endpoint)
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
+    require_torch()
     set_environment()
     # "module:name" in a job means the user's own files; last, so that one named like a library does not stand for it.
     sys.path.append(os.getcwd())

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
+from hotloop.core.installed import require_torch
 from hotloop.core.live import live_folder
 from hotloop.core.machine import Machine, read_machine
 from hotloop.core.units import count
@@ -37,17 +37,17 @@ class Local:
         return len(usable_gpus(self._machine(), os.environ))
 
     def check(self, request: Request) -> None:
-        """As many GPUs as are asked for, and the data; what comes before it may yet fetch that."""
+        """As many GPUs as are asked for, torch and the data; what comes before it may yet bring these two."""
         if request.job.device != "cpu" and request.gpus > (here := len(self._usable(request))):
             raise InputError(
                 f"{count(request.gpus, 'GPU')} are asked for, and this machine has {here}{_chosen(request)}",
                 "each process trains on one of its own",
                 f"--gpus {here}" if here else "--set device=cpu, or --on a cluster",
             )
-        if not request.job.launch.setup and find_spec("torch") is None:
-            raise InputError("training needs torch", "it is not installed here", 'pip install "hotloop[train]"')
-        absent = {} if request.job.launch.setup else absent_files(request)
-        for key, path in absent.items():
+        if request.job.launch.setup:
+            return
+        require_torch()
+        for key, path in absent_files(request).items():
             raise InputError(
                 f"{key}: there is no {path}", "a job's paths begin where it is launched", f"--set {key}=PATH"
             )

@@ -109,7 +109,7 @@ def flows_of(forward: fx.GraphModule, backward: fx.GraphModule, weights: int) ->
         weights: how many of forward's arguments are weights and buffers; they come first.
     """
     first = _Plan(forward, {})
-    arguments = [node for node in first.nodes if node.op == "placeholder"]
+    arguments = list(forward.graph.find_nodes(op="placeholder"))
     fixed = _made_of(set(arguments[:weights]), first.nodes)
     kept = {name: None if source in arguments else source for name, source in first.named.items()}
     shapes = {tensor.shape for node in arguments[:weights] for tensor in _tensors(node)}

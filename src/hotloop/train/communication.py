@@ -111,7 +111,7 @@ class Communication:
     def _collect(self) -> None:
         while self._under_way:
             waits, windows = self._under_way[0]
-            if self._gpu and not all(end.query() for _, end in waits):
+            if self._gpu and not all(mark.query() for pair in waits for mark in pair):
                 return
             del self._under_way[0]
             seconds = sum(begun.elapsed_time(end) / 1000 if self._gpu else end - begun for begun, end in waits)
