@@ -29,6 +29,12 @@ def test_libraries_are_told_of_builds_that_pip_does_not_take_by_itself(hotloop: 
     assert "cuDNN and NCCL" in found["source"]
 
 
+def test_what_was_concluded_and_not_read_is_said(hotloop: Command) -> None:
+    found = json.loads(hotloop("resolve", "--driver", "580", "--gpu", "H200", "--json", expect=0).out)
+    assert (found["torch"], found["cuda"], found["cudnn"], found["nccl"]) == ("2.15.0", "13.0", "9.26.0.51", "2.30.7")
+    assert "cuDNN and NCCL are those of torch 2.15.0 for CUDA 13.2" in found["notes"][0]
+
+
 def test_cards_with_arm_processors_get_arm_builds(hotloop: Command) -> None:
     of_itself = json.loads(hotloop("resolve", "--driver", "580.95.05", "--gpu", "GH200", "--json", expect=0).out)
     named = hotloop("resolve", "--driver", "580.95.05", "--gpu", "GH200", "--aarch64", "--json", expect=0).out

@@ -85,6 +85,7 @@ def _build(version: Version, table: Table) -> Build | None:
         triton=named.get("triton", ""),
         glibc="2.28" if "manylinux_2_28" in wheel["download_info"]["url"] else "2.17",
         source=f"metadata of its wheel; code for cards as of torch {alike.torch}",
+        note="",
     )
 
 

@@ -226,7 +226,7 @@ def _branch_obstacle(wish: Wish, table: Table) -> str:
 
 
 def _notes(build: Build, wish: Wish, table: Table) -> list[str]:
-    notes = []
+    notes = [build.note] if build.note else []
     cuda = table.cudas[build.cuda]
     if not wish.driver:
         notes.append(f"it needs a driver from {cuda.least_driver}, and from {cuda.paired_driver} for its PTX")

@@ -33,6 +33,7 @@ class Build:
         glibc: the least that its wheels run with.
         processor: "x86_64" or "aarch64".
         source: where the row comes from, with its date.
+        note: what in it was concluded and not read, for whoever is given the row.
     """
 
     torch: str
@@ -48,6 +49,7 @@ class Build:
     glibc: str
     processor: str
     source: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
