@@ -248,6 +248,13 @@ def plan_accuracy(result: dict[str, Any]) -> tuple[str, str]:
     return "`hotloop plan` against steps that were recorded on an H200", text + note
 
 
+def plan_time(result: dict[str, Any]) -> tuple[str, str]:
+    cases = result["cases"]
+    texts = [f"{one['seconds']['median']:.1f} s for a {name.split(',')[0]} training" for name, one in cases.items()]
+    most = max(one["memory_gb"] for one in cases.values())
+    return "`hotloop plan` for an 8B model, as a whole process", f"{', '.join(texts)}; {most:.1f} GB"
+
+
 def spot(result: dict[str, Any]) -> tuple[str, str]:
     found = result["summary"]
     text = (
@@ -284,6 +291,7 @@ ROWS = {
     "doctor_deep": doctor_deep,
     "live_cost": live_cost,
     "plan_accuracy": plan_accuracy,
+    "plan_time": plan_time,
     "spot": spot,
     "export": export,
     "exporter": exporter,

@@ -147,12 +147,15 @@ def test_a_batch_twice_as_large_keeps_twice_as_much() -> None:
         assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
 
 
-@pytest.mark.parametrize("activations", ["keep", "blocks"])
-def test_blocks_that_are_not_traced_are_like_those_that_are(activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    of, way = tracer(lambda: transformer(7), (64, 64)), Way(8, "bf16", activations, compiled=True)
-    few = of.trace(way)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("activations", ["keep", "selective", "blocks"])
+def test_blocks_that_are_not_traced_are_like_those_that_are(
+    activations: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = Way(8, "bf16", activations, compiled)
+    few = tracer(lambda: transformer(7), (64, 64)).trace(way)
     monkeypatch.setattr(trace, "are_alike", lambda blocks: False)
-    whole = of.trace(way)
+    whole = tracer(lambda: transformer(7), (64, 64)).trace(way)
     peaks = [max(moment.bytes for moment in footprint.passes) for footprint in (few, whole)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
     assert few.flops == pytest.approx(whole.flops, rel=0.01)

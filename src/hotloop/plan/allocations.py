@@ -42,15 +42,13 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.costs: list[Cost] = []
         self._held: dict[int, tuple[tuple[str, bool], int, Any]] = {}
         self._bytes: Counter[tuple[str, bool]] = Counter()
-        self._fullest = Moment(0.0, 0.0, 0.0)
+        self._moments: list[Moment] = []
 
     @contextmanager
     def watched(self) -> Iterator[list[Moment]]:
-        """The fullest moment within is in the list at the end."""
-        self._fullest = self._moment()
-        found: list[Moment] = []
-        yield found
-        found.append(self._fullest)
+        """The moments within, one for each tensor that was made."""
+        self._moments = [self._moment()]
+        yield self._moments
 
     def count_as(self, tensor: Tensor, phase: str) -> None:
         """What a tensor takes belongs to another phase than the one that it was made in."""
@@ -94,9 +92,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(0)
 
     def _note(self, logits: int) -> None:
-        now = self._moment(logits)
-        if now.bytes > self._fullest.bytes:
-            self._fullest = now
+        self._moments.append(self._moment(logits))
 
     def _moment(self, logits: int = 0) -> Moment:
         of = self._bytes

@@ -1,7 +1,7 @@
 """What one process of a training does in a step with one batch, in bytes and operations: plain data, for any card."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hotloop.tasks.cross_entropy import CHUNK_BYTES
@@ -63,6 +63,33 @@ class Moment:
         temporary = self.fixed_temporary + times * (self.temporary - self.fixed_temporary)
         fixed = self.fixed_activations, self.fixed_temporary
         return Moment(activations, self.gradients, temporary, *fixed, times * self.logits)
+
+
+_BATCHES = (0.125, 1.0, 8.0, 64.0)
+"""Times the batch, for which moments are looked for that would be the fullest."""
+
+
+def fullest(moments: Sequence[Moment]) -> Iterator[Moment]:
+    """With these batches and others, with these blocks and many more: by what grows with both."""
+    for times in _BATCHES:
+        pairs = [(at.scaled(times), at) for at in moments]
+        yield max(pairs, key=lambda pair: pair[0].bytes)[1]
+        yield max(pairs, key=lambda pair: pair[0].bytes - pair[0].gradients)[1]
+        yield max(pairs, key=lambda pair: pair[0].bytes - pair[0].activations)[1]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Forward's or backward's memory while it runs, beside what stays: weights, buffers and the batch; and its kernels.
+
+    Attributes:
+        moments: the fullest ones.
+        end: bytes that are left: what forward keeps, or backward's gradients.
+    """
+
+    moments: tuple[Moment, ...]
+    end: float
+    costs: tuple[Cost, ...]
 
 
 @dataclass(frozen=True)

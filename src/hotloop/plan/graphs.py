@@ -4,6 +4,7 @@ Nothing is generated: the compiler's rules are followed as far as memory is conc
 arithmetic number by number is not written down; what products, convolutions and attention read and give is.
 """
 
+import copy
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from hotloop.core.errors import HotloopError
 from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of
-from hotloop.plan.footprint import COMPILED, Cost, Moment
+from hotloop.plan.footprint import COMPILED, Cost, Flow, Moment, fullest
 
 _PART = "hotloop_recomputed"
 _MOST_READS = 4
@@ -37,67 +38,73 @@ _FUSED = frozenset(_FUSED_NAMES.split())
 """Of what torch does not call pointwise, that which is computed where it is read."""
 
 
-class _Cut(Exception):
-    """Both graphs are there: nothing needs to be compiled, or to run."""
+class _Captured(Exception):
+    """The graph is there: nothing needs to be compiled, or to run."""
 
-    def __init__(self, graphs: tuple[fx.GraphModule, fx.GraphModule]) -> None:
+    def __init__(self, joint: "Joint") -> None:
         super().__init__()
-        self.graphs = graphs
+        self.joint = joint
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A graph's memory while it runs, beside what stays: weights, buffers and the batch; and what its kernels cost.
+class Joint:
+    """Forward and backward as one graph, which is cut in two in one way or another."""
 
-    Attributes:
-        moments: the fullest ones.
-        end: bytes of its results: what forward keeps, or backward's gradients.
-    """
+    def __init__(self, graph: fx.GraphModule, inputs: Any, settings: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._inputs = inputs
+        self._settings = settings
 
-    moments: tuple[Moment, ...]
-    end: float
-    costs: tuple[Cost, ...]
+    def cut(self, kept: Collection[Any] | None) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The graphs of forward and backward.
 
+        Args:
+            kept: of `recomputed` parts, the operators whose results are kept for backward all the same; None: they are
+                cut as all else is.
+        """
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-def graphs_of(
-    function: Callable[..., Tensor], weights: Sequence[Tensor], rest: Sequence[Tensor], kept: Collection[Any] = ()
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The graphs of forward and backward of a function that gives a loss.
-
-    Args:
-        function: of two lists, `weights` and `rest`.
-        kept: of `recomputed` parts, the operators whose results are kept for backward all the same.
-    """
-    import torch._inductor.lowering  # noqa: F401  its decompositions look there; loading it takes two seconds
-    from torch._functorch.aot_autograd import aot_function
-    from torch._functorch.compilers import nop
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.decomposition import select_decomp_table
-
-    def cut(joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
-        for node in joint.graph.nodes:
+        graph = fx.GraphModule(self._graph, copy.deepcopy(self._graph.graph))
+        for node in graph.graph.nodes:
             part = node.meta.get("custom", {}).get(_PART)
-            if part is not None and not node.meta.get("autograd_backward"):
+            if kept is not None and part is not None and not node.meta.get("autograd_backward"):
                 target = node.args[0].target if _is_item(node) else node.target
                 keep = target in kept
                 node.meta["ac_graph_id"] = part
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.MUST_RECOMPUTE
                 if keep and _tensors(node) and not isinstance(node.meta["val"], Tensor):
                     del node.meta["recompute"]  # it is its parts that are kept
-        raise _Cut(min_cut_rematerialization_partition(joint, inputs, **settings))
+        graphs: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+            graph, self._inputs, **self._settings
+        )
+        return graphs
 
-    traced = aot_function(function, nop, nop, cut, decompositions=select_decomp_table())
+
+def joint_of(function: Callable[..., Tensor], weights: Sequence[Tensor], rest: Sequence[Tensor]) -> Joint:
+    """The graph of a function that gives a loss, with its gradients.
+
+    Args:
+        function: of two lists, `weights` and `rest`.
+    """
+    import torch._inductor.lowering  # noqa: F401  its decompositions look there; loading it takes two seconds
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.compilers import nop
+    from torch._inductor.decomposition import select_decomp_table
+
+    def capture(graph: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+        raise _Captured(Joint(graph, inputs, settings))
+
+    traced = aot_function(function, nop, nop, capture, decompositions=select_decomp_table())
     try:
         with preserve_node_meta():
             traced(list(weights), list(rest))
-    except _Cut as found:
-        return found.graphs
+    except _Captured as found:
+        return found.joint
     raise HotloopError("the step has no backward pass", "no weight of the model requires a gradient", "see the model")
 
 
 @contextmanager
 def recomputed(part: int) -> Iterator[None]:
-    """What is computed within is not kept for backward. For a part of the model, within `graphs_of`."""
+    """What is computed within may be left out of what is kept for backward. Within `joint_of`, a part of the model."""
     with annotate({_PART: part}):
         yield
 
@@ -178,20 +185,7 @@ def _flow(plan: "_Plan", stays: set[fx.Node], fixed: set[fx.Node], is_forward: b
         for part in [*over, *(part for part in kernel.unread if part not in results)]:
             held.drop(part)
     end = sum(held.sizes.get(part, 0) for part in results)
-    return Flow(tuple(_fullest(moments)), end, tuple(plan.costs()))
-
-
-_BATCHES = (0.125, 1.0, 8.0, 64.0)
-"""Times the batch, for which moments are looked for that would be the fullest."""
-
-
-def _fullest(moments: Sequence[Moment]) -> Iterator[Moment]:
-    """With these batches and others, with these blocks and many more: by what grows with both."""
-    for times in _BATCHES:
-        pairs = [(at.scaled(times), at) for at in moments]
-        yield max(pairs, key=lambda pair: pair[0].bytes)[1]
-        yield max(pairs, key=lambda pair: pair[0].bytes - pair[0].gradients)[1]
-        yield max(pairs, key=lambda pair: pair[0].bytes - pair[0].activations)[1]
+    return Flow(tuple(fullest(moments)), end, tuple(plan.costs()))
 
 
 @dataclass

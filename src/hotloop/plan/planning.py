@@ -97,7 +97,7 @@ class Plan:
 def plan_job(
     job: Job, request: Request, notify: Callable[[str], None], measure: Callable[[Job], float] | None = None
 ) -> Plan:
-    """Plan a job. 5 to 15 s on two cores; no GPU is used and no weights are made.
+    """Plan a job. 3 to 10 s on two cores; no GPU is used and no weights are made.
 
     Args:
         notify: told what is begun, once job and data are known to be usable.

@@ -44,7 +44,7 @@ def state_of(model: nn.Module, section: OptimizerSection, allocations: Allocatio
         learnt_bytes=_bytes(learnt),
         block_bytes=max((_bytes(block.parameters()) for block in blocks), default=weights),
         blocks_share=sum(_bytes(block.parameters()) for block in blocks) / weights,
-        update=moments[0],
+        update=max(moments, key=lambda moment: moment.bytes),
         update_costs=summed(allocations.costs),
     )
 

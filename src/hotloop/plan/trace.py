@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,12 +13,20 @@ from torch import Tensor, nn
 from hotloop.core.job import Job
 from hotloop.data.dataset import Dataset, sample_fields
 from hotloop.plan.allocations import Allocations
-from hotloop.plan.footprint import Cost, Footprint, Moment, State, summed
-from hotloop.plan.graphs import Flow, flows_of, graphs_of, recomputed
+from hotloop.plan.footprint import Cost, Flow, Footprint, Moment, State, fullest, summed
+from hotloop.plan.graphs import Joint, flows_of, joint_of, recomputed
 from hotloop.plan.on_gpu import FORMATS, as_on_gpu, cast, fake_weights, faked
 from hotloop.plan.state import state_of
 from hotloop.tasks.task import RANDOM, Task, Tensors
-from hotloop.train.blocks import EXPENSIVE, are_alike, recompute_activations, repeated_blocks, skip, wrap_forward
+from hotloop.train.blocks import (
+    EXPENSIVE,
+    are_alike,
+    recomputable_blocks,
+    recompute_activations,
+    repeated_blocks,
+    skip,
+    wrap_forward,
+)
 from hotloop.train.random_state import drawn_from
 
 
@@ -43,7 +51,7 @@ class Way:
 
 
 class Tracer:
-    """Traces a job's step in one way after another. Each takes 1 to 5 s on two cores, one of many blocks no longer."""
+    """Traces a job's step in one way after another. Each takes 1 to 3 s on two cores, one of many blocks no longer."""
 
     def __init__(self, job: Job, task: Task, dataset: Dataset) -> None:
         speed = job.speed.model_copy(update={"channels_last": False})
@@ -51,6 +59,7 @@ class Tracer:
         self._task = copy.copy(task)
         self._task.job = self._job
         self._fields = sample_fields(dataset, job.seed)
+        self._captured: dict[Way, _Captured] = {}
 
     @cached_property
     def state(self) -> State:
@@ -66,15 +75,42 @@ class Tracer:
             InputError: activations cannot be recomputed.
             Exception: whatever the model raises that needs real numbers, or knows no fakes.
         """
+        found = self._compiled(way) if way.compiled else self._run(way)
+        moments, costs = found.whole()
+        with faked():
+            batch_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._inputs(way.batch).values())
+        return Footprint(self.state, way.batch, float(batch_bytes), moments, costs)
+
+    def _run(self, way: Way) -> "_Steps":
+        """As it stands, operator by operator."""
         model = self._model(way.activations)
-        if way.compiled and way.activations != "keep":
-            _mark_recomputed(repeated_blocks(model))
         with faked(), as_on_gpu():
-            fake_weights(model, FORMATS.get(way.precision) if way.divided else None)
-            whole, inputs = _Whole(model, self._task, way), self._inputs(way.batch)
-            passes = _compiled_passes(whole, inputs, way) if way.compiled else _eager_passes(whole, inputs)
-            batch_bytes = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
-        return Footprint(self.state, way.batch, float(batch_bytes), passes.moments, summed(passes.costs))
+            whole, inputs = self._whole(model, way), self._inputs(way.batch)
+            flows = [_flows(whole, inputs) for _ in _shortened(model)]
+        return _Steps(flows, len(repeated_blocks(model)))
+
+    def _compiled(self, way: Way) -> "_Steps":
+        """The graph is the same whatever is kept of it: it is captured once."""
+        kind = replace(way, activations="keep")
+        if kind not in self._captured:
+            self._captured[kind] = self._capture(kind)
+        captured = self._captured[kind]
+        if way.activations != "keep":
+            recomputable_blocks(captured.model, way.activations)
+        kept = {"keep": None, "selective": EXPENSIVE, "blocks": ()}[way.activations]
+        flows = [flows_of(*joint.cut(kept), weights) for joint, weights in captured.joints]
+        return _Steps(flows, len(repeated_blocks(captured.model)))
+
+    def _capture(self, way: Way) -> "_Captured":
+        model = self._model("keep")
+        _mark(repeated_blocks(model))
+        with faked(), as_on_gpu():
+            whole, inputs = self._whole(model, way), self._inputs(way.batch)
+            return _Captured(model, [_joint(whole, inputs, without) for without in _shortened(model)])
+
+    def _whole(self, model: nn.Module, way: Way) -> "_Whole":
+        fake_weights(model, FORMATS.get(way.precision) if way.divided else None)
+        return _Whole(model, self._task, way)
 
     def _model(self, activations: str) -> nn.Module:
         with drawn_from(self._job.seed), torch.device("meta"):
@@ -101,16 +137,15 @@ def _on_gpu_again(forward: Callable[..., Any], *arguments: Any, **named: Any) ->
         return forward(*arguments, **named)
 
 
-def _mark_recomputed(blocks: Sequence[nn.Module]) -> None:
-    """The compiler's way in place of torch.utils.checkpoint, which the capture would look through."""
+def _mark(blocks: Sequence[nn.Module]) -> None:
+    """In place of torch.utils.checkpoint, which the capture would look through."""
 
     def marked(number: int, block: nn.Module) -> Callable[..., Any]:
-        below: Any = type(block).__mro__[1]
-        plain = below.forward  # below what recompute_activations has put over it
+        plain = block.forward
 
         def forward(*arguments: Any, **named: Any) -> Any:
             with recomputed(number):
-                return plain(block, *arguments, **named)
+                return plain(*arguments, **named)
 
         return forward
 
@@ -119,11 +154,11 @@ def _mark_recomputed(blocks: Sequence[nn.Module]) -> None:
 
 
 @dataclass(frozen=True)
-class _Passes:
-    """Forward and backward."""
+class _Captured:
+    """A compiled step's graphs, each with how many of its arguments are weights and buffers: see `_shortened`."""
 
-    moments: tuple[Moment, ...]
-    costs: tuple[Cost, ...]
+    model: nn.Module
+    joints: list[tuple[Joint, int]]
 
 
 class _Whole(nn.Module):
@@ -143,44 +178,41 @@ class _Whole(nn.Module):
             return task.loss(task.forward(self.model, ready), ready)
 
 
-def _eager_passes(whole: _Whole, inputs: Tensors) -> _Passes:
+def _flows(whole: _Whole, inputs: Tensors) -> tuple[Flow, Flow]:
     allocations = Allocations([*whole.parameters(), *whole.buffers()])
 
     def is_gradient(parameter: Tensor) -> None:
         assert parameter.grad is not None
         allocations.count_as(parameter.grad, "gradients")
 
-    for parameter in whole.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(is_gradient)  # type: ignore[no-untyped-call]
-    with allocations, allocations.watched() as moments:
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(is_gradient)  # type: ignore[no-untyped-call]
+        for parameter in whole.parameters()
+        if parameter.requires_grad
+    ]
+    with allocations:
         allocations.phase = "activations"
-        loss = whole(inputs)
+        with allocations.watched() as forward:
+            loss = whole(inputs)
+        kept, computed = forward[-1].activations, len(allocations.costs)  # with casts that autocast keeps until its end
         allocations.phase = "temporary"
-        loss.float().backward()
-    return _Passes(tuple(moments), tuple(allocations.costs))
+        with allocations.watched() as backward:
+            loss.float().backward()
+        learnt = allocations.bytes_of("gradients")
+    for hook in hooks:
+        hook.remove()
+    for parameter in whole.parameters():
+        parameter.grad = None
+    return (
+        Flow(tuple(fullest(forward)), kept, tuple(allocations.costs[:computed])),
+        Flow(tuple(fullest(backward)), float(learnt), tuple(allocations.costs[computed:])),
+    )
 
 
-_TRACED = 2
-"""Of blocks that are alike; the others are taken to be like those."""
-
-
-def _compiled_passes(whole: _Whole, inputs: Tensors, way: Way) -> _Passes:
-    blocks = repeated_blocks(whole.model)
-    if not are_alike(blocks):
-        forward, backward = _flows(whole, inputs, way)
-        return _Passes((*forward.moments, *backward.moments), (*forward.costs, *backward.costs))
-    traced = []
-    for count in (_TRACED + 1, _TRACED):
-        skip(blocks[count:])
-        without = {id(tensor) for block in blocks[count:] for tensor in (*block.parameters(), *block.buffers())}
-        traced.append(_flows(whole, inputs, way, without))
-    return _extrapolated(traced[1], traced[0], len(blocks) - _TRACED)
-
-
-def _flows(whole: _Whole, inputs: Tensors, way: Way, without: Set[int] = frozenset()) -> tuple[Flow, Flow]:
+def _joint(whole: _Whole, inputs: Tensors, without: Sequence[nn.Module]) -> tuple[Joint, int]:
     named = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-    state = {name: tensor for name, tensor in named.items() if id(tensor) not in without}
+    absent = {id(tensor) for block in without for tensor in (*block.parameters(), *block.buffers())}
+    state = {name: tensor for name, tensor in named.items() if id(tensor) not in absent}
     names = list(inputs)
 
     def loss(weights: list[Tensor], batch: list[Tensor]) -> Tensor:
@@ -189,11 +221,42 @@ def _flows(whole: _Whole, inputs: Tensors, way: Way, without: Set[int] = frozens
         )
         return value.float()
 
-    kept = EXPENSIVE if way.activations == "selective" else ()
-    return flows_of(*graphs_of(loss, list(state.values()), list(inputs.values()), kept), len(state))
+    return joint_of(loss, list(state.values()), list(inputs.values())), len(state)
 
 
-def _extrapolated(few: Sequence[Flow], more: Sequence[Flow], further: int) -> _Passes:
+_TRACED = 2
+"""Of blocks that are alike; the others are taken to be like those."""
+
+
+def _shortened(model: nn.Module) -> Iterator[Sequence[nn.Module]]:
+    """Blocks that are left out of a model by turns: none; or of many alike ones all but a few, and then one more."""
+    blocks = repeated_blocks(model)
+    if not are_alike(blocks):
+        yield []
+        return
+    for count in (_TRACED + 1, _TRACED):
+        skip(blocks[count:])
+        yield blocks[count:]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Forward and backward of a model, or of it with few of many blocks: see `_shortened`."""
+
+    flows: list[tuple[Flow, Flow]]
+    blocks: int
+
+    def whole(self) -> tuple[tuple[Moment, ...], tuple[Cost, ...]]:
+        """The fullest moments, and what is computed, with all blocks."""
+        if len(self.flows) > 1:
+            return _extrapolated(self.flows[1], self.flows[0], self.blocks - _TRACED)
+        forward, backward = self.flows[0]
+        return (*forward.moments, *backward.moments), summed((*forward.costs, *backward.costs))
+
+
+def _extrapolated(
+    few: Sequence[Flow], more: Sequence[Flow], further: int
+) -> tuple[tuple[Moment, ...], tuple[Cost, ...]]:
     """From the flows with a few blocks, and with one more, to those with so many further ones."""
 
     def at(first: Moment, second: Moment) -> Moment:
@@ -223,7 +286,7 @@ def _extrapolated(few: Sequence[Flow], more: Sequence[Flow], further: int) -> _P
         count = counts[0][cost] + further * (counts[1][cost] - counts[0][cost])
         if count > 0:
             costs.append(replace(cost, count=count))
-    return _Passes(tuple(dict.fromkeys(moments)), tuple(costs))
+    return tuple(dict.fromkeys(moments)), tuple(costs)
 
 
 def _counted(flows: Sequence[Flow]) -> list[tuple[Cost, int]]:

@@ -92,15 +92,11 @@ EXPENSIVE = [
 """What "selective" keeps: what costs much to compute for the memory that it takes."""
 
 
-def recompute_activations(model: nn.Module, how: str) -> int:
-    """Keep less for the backward pass, and compute it again there. The number of blocks.
-
-    Args:
-        how: "blocks" keeps the inputs of the repeated blocks alone (about a third more compute); "selective" keeps the
-            results of matrix products, convolutions and attention as well (a few per cent more compute).
+def recomputable_blocks(model: nn.Module, how: str) -> list[nn.Module]:
+    """The repeated blocks, whose activations can be computed again.
 
     Raises:
-        InputError: the model has no repeated blocks.
+        InputError: there are none, or theirs cannot.
     """
     blocks = repeated_blocks(model)
     if not blocks:
@@ -115,6 +111,20 @@ def recompute_activations(model: nn.Module, how: str) -> int:
             "computed twice, it would count each batch twice in its running statistics",
             '--set speed.activations="keep"',
         )
+    return blocks
+
+
+def recompute_activations(model: nn.Module, how: str) -> int:
+    """Keep less for the backward pass, and compute it again there. The number of blocks.
+
+    Args:
+        how: "blocks" keeps the inputs of the repeated blocks alone (about a third more compute); "selective" keeps the
+            results of matrix products, convolutions and attention as well (a few per cent more compute).
+
+    Raises:
+        InputError: as `recomputable_blocks`.
+    """
+    blocks = recomputable_blocks(model, how)
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, EXPENSIVE)
