@@ -72,6 +72,14 @@ def test_what_settings_bring_each_by_itself_is_found_at_a_part_of_the_grids_cost
     assert found.before == pytest.approx(seconds(start_of(space)))
 
 
+@pytest.mark.parametrize(("best", "tried"), [(1, [2, 4, 1, 0]), (2, [2, 4, 1]), (4, [2, 4, 8])])
+def test_numbers_are_followed_up_or_down_until_they_are_slower(best: int, tried: list[int]) -> None:
+    space = (Knob("workers", (2, 0, 1, 4, 8), rises=True, counts=True),)
+    found = search(space, lambda one: 1.0 + abs(int(one["workers"]) - best))
+    assert found.best["workers"] == best
+    assert [trial.settings["workers"] for trial in found.trials][: len(tried)] == tried, "then others are proposed"
+
+
 def test_what_two_settings_bring_together_only_is_found_where_one_of_them_brings_something() -> None:
     space = (Knob("a", (0, 1)), Knob("b", (0, 1, 2)))
     times = {(0, 0): 1.0, (1, 0): 0.9, (0, 2): 1.2, (1, 2): 0.5}

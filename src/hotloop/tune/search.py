@@ -55,7 +55,7 @@ _SAME = 0.01
 _FAR, _FEW = 2.0, 0.2
 _MOST_PROPOSALS = 30
 _FAILED_FACTOR = 10.0
-_IN_VAIN = 2
+_IN_VAIN = 1
 """Proposals in a row that are no better, after which there are no more."""
 _DRIFT = 0.1
 """Share of the loss by which another setting's may differ over the same steps."""
@@ -115,17 +115,19 @@ class Search:
         """
         little: list[tuple[Knob, Value, Settings]] = []
         for knob in self._space:
-            for value in knob.values:
-                if self._is_idle(knob, self._best):
-                    break
-                before = self._best
-                trial = self._tried({**before, knob.name: value})
-                if abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE and self._best is before:
-                    little.append((knob, value, before))
-                best = self._best[knob.name]
-                ahead = knob.rises and (knob.counts or best != knob.values[0]) and value > best  # type: ignore[operator]
-                if ahead and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
-                    break  # more will be slower yet
+            for path in _paths(knob):
+                if knob.counts and self._best[knob.name] != knob.values[0]:
+                    break  # more was better: fewer will not be
+                for value in path:
+                    if self._is_idle(knob, self._best):
+                        break
+                    before = self._best
+                    trial = self._tried({**before, knob.name: value})
+                    if abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE and self._best is before:
+                        little.append((knob, value, before))
+                    known = knob.rises and (knob.counts or self._best[knob.name] != knob.values[0])
+                    if known and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
+                        break  # further that way it will be slower yet
         for knob, value, before in little:
             if _key(before) != _key(self._best) and not self._is_idle(knob, self._best):
                 self._tried({**self._best, knob.name: value})
@@ -301,6 +303,16 @@ class Search:
             took_seconds=time.monotonic() - self._began,
             ended=ended,
         )
+
+
+def _paths(knob: Knob) -> tuple[Sequence[Value], ...]:
+    """Its other values in the order in which they are tried; of numbers, upwards and downwards from what there is."""
+    now, *others = knob.values
+    if not knob.counts:
+        return (others,)
+    ordered = sorted(knob.values)
+    place = ordered.index(now)
+    return ordered[place + 1 :], ordered[:place][::-1]
 
 
 class _BudgetUsed(Exception):
