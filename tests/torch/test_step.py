@@ -1,4 +1,6 @@
 import copy
+import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +12,7 @@ from tiny import cnn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotloop import HotloopError, Step, StepSettings
+from hotloop import HotloopError, InputError, Step, StepSettings
 from hotloop.train.flat import FlatGradients
 from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, cut
@@ -155,6 +157,81 @@ def test_a_step_continues_from_its_state_bit_for_bit(settings: StepSettings) -> 
         assert through.averaged is not None
         assert torch.equal(weights(second.averaged), weights(through.averaged))
     assert (second.number, second.scale) == (through.number, through.scale)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_gradients_that_others_left_are_not_trained_on(window: int) -> None:
+    data = batches([8] * 4)
+    ends = []
+    for meddles in (False, True):
+        torch.manual_seed(0)
+        model = cnn()
+        step = Step(model, loss, sgd(model))
+        for number, batch in enumerate(data):
+            if meddles and number % window == 0:  # to look at a gradient, before the first step and between steps
+                loss(model.eval(), data[0]).backward()
+                model.train()
+            step(batch, share=1 / window, last=number % window == window - 1)
+        ends.append(weights(model))
+    assert torch.equal(*ends)
+
+
+def foreign(model: nn.Module) -> torch.optim.Optimizer:
+    return sgd(linear())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda model: "sgd", "the optimizer is a str"),
+        (lambda model: torch.optim.SGD, "the optimizer is SGD"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS"),
+        (foreign, "SGD, has none of the model's weights"),
+    ],
+)
+def test_an_optimizer_that_cannot_train_the_model_is_refused(make: Callable[[nn.Module], Any], words: str) -> None:
+    model = linear()
+    with pytest.raises(InputError, match=words):
+        Step(model, loss, make(model))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bfloat16"},
+        {"compile": True},
+        {"compile": "block"},
+        {"clip_norm": -1.0},
+        {"clip_norm": math.nan},
+        {"ema": 1.0},
+        {"ema": -0.1},
+        {"pad_to": -8},
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(changes))):
+        StepSettings(**changes)
+
+
+def test_float8_of_a_model_without_it_is_refused() -> None:
+    model = linear()
+    with pytest.raises(InputError, match="no layer of the model multiplies in float8"):
+        Step(model, loss, sgd(model), settings=StepSettings("float8"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda value: value.detach(), "no gradient"),
+        (lambda value: value.long(), "no gradient"),
+        (lambda value: value * (1 + 1j), "complex"),
+    ],
+)
+def test_a_loss_that_trains_nothing_is_refused(make: Callable[[Tensor], Tensor], words: str) -> None:
+    model = linear()
+    step = Step(model, lambda model, batch: make(loss(model, batch)), sgd(model))
+    with pytest.raises(HotloopError, match=words):
+        step(batches([4])[0])
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:

@@ -319,6 +319,10 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(make_images: Make
         ({"model__arguments": {"depth": 3}}, "do not fit tiny:cnn", "model.arguments"),
         ({"optimizer__name": "sdg"}, 'unknown optimizer "sdg"', "sgd"),
         ({"optimizer__arguments": {"speed": 3}}, "do not fit sgd", "optimizer.arguments"),
+        ({"optimizer__arguments": {"lr": 3.0}}, "lr is not read there", "optimizer.learning_rate=3.0"),
+        ({"optimizer__arguments": {"weight_decay": 0.1}}, "is not read there", "optimizer.weight_decay=0.1"),
+        ({"optimizer__name": "rprop", "optimizer__weight_decay": 0.1}, "weight_decay = 0.1 with rprop", "decay=0"),
+        ({"optimizer__name": "lbfgs"}, '"lbfgs" does not fit this model', "adamw"),
         ({"task__name": "tiny:cnn"}, "is no task", "hotloop.Task"),
         ({"data__train": "/nowhere"}, "no data at /nowhere", "data.train"),
     ],
@@ -365,6 +369,15 @@ def test_a_task_of_ones_own_is_a_few_methods(tmp_path: Path) -> None:
     assert [file["path"] for file in result.corrupt_files] == ["line 3"]
     state = load_checkpoint(max(done.checkpoints.iterdir())).state
     assert state["step"]["model"]["weight"].item() == pytest.approx(2, abs=0.2)
+
+
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path) -> None:
+    raw = custom(tmp_path).model_dump(mode="json")
+    told = Told()
+    run(parse_job({**raw, "train": {"epochs": 1}, "schedule": {"warmup": "60 steps"}}, "job"), told)
+    (text,) = [event.text for event in told.of(Warned)]
+    assert "schedule.warmup takes 60 steps, the whole run 5 steps" in text
+    assert "8.3 %" in text
 
 
 def test_a_batch_is_prepared_in_full_precision(tmp_path: Path) -> None:

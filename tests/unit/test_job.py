@@ -58,6 +58,9 @@ def test_the_schema_describes_every_key() -> None:
         ({"task": {"augment": {"crop_scale": [0.9, 0.1]}}}, "crop_scale", "must not be more", "share of the image"),
         ({"version": FORMAT + 1}, f"format {FORMAT + 1}", "newer version", "pip install --upgrade hotloop"),
         ({"name": "a/b"}, 'name = "a/b"', "pattern", "name of the run"),
+        ({"schedule": {"warmup": "30 s"}}, 'schedule.warmup = "30 s"', "is a time", "linear warm-up"),
+        ({"schedule": {"every": "5 min"}}, 'schedule.every = "5 min"', "is a time", "30 epochs"),
+        ({"task": {"name": "tokens", "vocabulary": 1}}, "task.vocabulary = 1", "greater than", "50304"),
     ],
 )
 def test_what_is_wrong_is_said_in_three_lines(raw: dict[str, object], what: str, cause: str, fix: str) -> None:

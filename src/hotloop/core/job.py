@@ -54,7 +54,14 @@ def _in_seconds(interval: Interval) -> Interval:
     return interval
 
 
+def _in_steps(interval: Interval) -> Interval:
+    if interval.unit == "seconds":
+        raise ValueError(f'{interval} is a time; schedules go by "500 steps" or "1 epoch"')
+    return interval
+
+
 TimeText = Annotated[IntervalText, AfterValidator(_in_seconds)]
+StepsText = Annotated[IntervalText, AfterValidator(_in_steps)]
 PositiveInt = Annotated[int, Field(strict=True, gt=0)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -208,13 +215,13 @@ class ScheduleSection(Section):
     name: Literal["constant", "cosine", "step", "one-cycle"] = Field(
         "cosine", description="constant, cosine, step or one-cycle"
     )
-    warmup: IntervalText | None = Field(
+    warmup: StepsText | None = Field(
         None, description='linear warm-up at the start ("500 steps", "1 epoch"); one-cycle without it: 30 % of the run'
     )
     final: Probability = Field(
         0.0, description="learning rate at the end as a share of the highest (cosine, one-cycle)"
     )
-    every: IntervalText = Field(Interval(30, "epochs"), description="distance of the drops (step)")
+    every: StepsText = Field(Interval(30, "epochs"), description="distance of the drops (step)")
     factor: Probability = Field(0.1, description="what each drop multiplies by (step)")
 
 

@@ -93,7 +93,8 @@ def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputE
     location = [str(part) for part in first["loc"] if part not in ("images", "tokens", "custom")]
     key = ".".join(location)
     task = raw.get("task")
-    keys = known_keys("tokens" if isinstance(task, dict) and task.get("name") == "tokens" else "images")
+    task_name = "tokens" if isinstance(task, dict) and task.get("name") == "tokens" else "images"
+    keys = known_keys(task_name)
     known = next((name for name in keys if key == name or key.startswith(f"{name}.")), key)
     if first["type"] == "extra_forbidden":
         return _unknown(key, "custom" in first["loc"], keys, origin)
@@ -112,7 +113,7 @@ def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputE
     reason = first["msg"].removeprefix("Value error, ")
     if known not in keys:
         return InputError(what, reason, "hotloop job schema lists all keys")
-    return InputError(what, reason, f"--set {known}={_default(known)}  ({keys[known]})")
+    return InputError(what, reason, f"--set {known}={_default(known, task_name)}  ({keys[known]})")
 
 
 def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) -> InputError:
@@ -129,9 +130,9 @@ def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) 
     return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}")
 
 
-def _default(key: str) -> str:
+def _default(key: str, task: str) -> str:
     """The default of a key as one would type it; an example where there is none."""
-    value: Any = parse_job(_nest(STARTER), "starter").model_dump(mode="json")
+    value: Any = parse_job(_nest(STARTERS[task]), "starter").model_dump(mode="json")
     for part in key.split("."):
         value = value[part]
     return (

@@ -51,9 +51,11 @@ class Gradients:
             self.attached = True
 
     def zero(self) -> None:
-        """Begin a window with the kept ones, if they are attached."""
+        """Begin a window: with the kept ones, if they are attached, else with none, whoever left some."""
         if self.attached:
             torch._foreach_zero_([gradient for gradient in self._kept if gradient is not None])
+        else:
+            self.release()
 
     def keep(self) -> None:
         """Let those that the parameters have be the kept ones."""

@@ -27,9 +27,10 @@ def make_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
     accuracy and saves nothing (He et al., "Bag of tricks", 2019).
 
     Raises:
-        InputError: there is no such optimizer, or it does not take those arguments.
+        InputError: there is no such optimizer, it does not take those arguments or these weights, or none learns.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _check_arguments(section, trainable)
     matrices = [parameter for parameter in trainable if parameter.ndim > 1 or section.decay_vectors]
     vectors = [parameter for parameter in trainable if parameter.ndim <= 1 and not section.decay_vectors]
     groups = [
@@ -43,12 +44,39 @@ def make_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
     try:
         optimizer: Optimizer = kind([group for group in groups if group["params"]], **arguments)
     except (TypeError, ValueError) as error:
+        if not section.arguments:
+            what = f'optimizer.name = "{section.name}" does not fit this model'
+            raise InputError(what, str(error), '--set optimizer.name="adamw"') from error
         raise InputError(
             f"optimizer.arguments = {section.arguments} do not fit {section.name}",
             str(error),
             "--set optimizer.arguments={}",
         ) from error
+    if section.weight_decay and ":" not in section.name and "weight_decay" not in optimizer.defaults:
+        raise InputError(
+            f"optimizer.weight_decay = {section.weight_decay:g} with {section.name}",
+            f"{section.name} has no weight decay",
+            "--set optimizer.weight_decay=0",
+        )
     return optimizer
+
+
+_OWN_KEYS = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+"""Arguments of optimizers that are keys of a job."""
+
+
+def _check_arguments(section: OptimizerSection, trainable: list[nn.Parameter]) -> None:
+    if not trainable:
+        raise InputError(
+            "no weight of the model learns", "all of them are frozen", "requires_grad_(True) for those that are to"
+        )
+    for name, key in _OWN_KEYS.items():
+        if name in section.arguments:
+            raise InputError(
+                f"optimizer.arguments = {section.arguments}: {name} is not read there",
+                f"it is optimizer.{key}",
+                f"take it out, and --set optimizer.{key}={section.arguments[name]}",
+            )
 
 
 def _kind(name: str) -> Any:

@@ -28,7 +28,7 @@ from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.random_state import seed_everything
 from hotloop.train.ranks import inner, spread
 from hotloop.train.resolve import Choice, apply_settings, choose_background, choose_compile, choose_parallel, resolve
-from hotloop.train.schedule import make_schedule
+from hotloop.train.schedule import make_schedule, warm_up_steps
 from hotloop.train.sharded import is_sharded
 from hotloop.train.source import ArraySource
 from hotloop.train.step import Loss, Step
@@ -176,7 +176,11 @@ def _make_step(
     pad_to = -(-job.data.batch_size // world.data_size)  # what a rank has of a batch, at most
     optimizer = task.optimizer(inner(model)) or make_optimizer(job.optimizer, model)
     steps = count_steps(job, samples)
-    schedule = make_schedule(job.schedule, steps, steps // job.train.epochs)
+    per_epoch = steps // job.train.epochs
+    schedule = make_schedule(job.schedule, steps, per_epoch)
+    if (warmup := warm_up_steps(job.schedule, steps, per_epoch)) > steps:
+        reached = f"the learning rate reaches {100 * schedule(steps - 1):.2g} % of the highest"
+        notify(f"schedule.warmup takes {count(warmup, 'step')}, the whole run {count(steps, 'step')}: {reached}")
     settings = StepSettings(
         precision=job.precision,
         clip_norm=job.train.clip_norm,

@@ -16,9 +16,7 @@ def make_schedule(section: ScheduleSection, steps: int, steps_per_epoch: int) ->
     The learning rate rises linearly over the warm-up, then follows the curve. "one-cycle" is the curve of Smith and
     Topin, "Super-convergence" (2018): up over 30 % of the run from 1/25, along a cosine, and down along another.
     """
-    warmup = _steps(section.warmup, steps_per_epoch) if section.warmup else 0
-    if section.name == "one-cycle":
-        warmup = warmup or max(1, round(0.3 * steps))
+    warmup = warm_up_steps(section, steps, steps_per_epoch)
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -35,6 +33,12 @@ def make_schedule(section: ScheduleSection, steps: int, steps_per_epoch: int) ->
                 return _cosine(1.0, section.final, done)
 
     return factor
+
+
+def warm_up_steps(section: ScheduleSection, steps: int, steps_per_epoch: int) -> int:
+    """How long the learning rate rises, in a run over `steps` steps."""
+    warmup = _steps(section.warmup, steps_per_epoch) if section.warmup else 0
+    return warmup or (max(1, round(0.3 * steps)) if section.name == "one-cycle" else 0)
 
 
 def _cosine(start: float, end: float, share: float) -> float:

@@ -33,7 +33,7 @@ from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
 from hotloop.train.sharded import divided_model, divided_optimizer
-from hotloop.train.step_input import check_device, check_scalar
+from hotloop.train.step_input import check_parts, check_scalar
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.trial import Trial, start_trial
 
@@ -87,8 +87,8 @@ class Step:
         self.settings = settings
         self.number = self._changes = 0
         self._loss, self._notify = loss, notify
+        check_parts(model, optimizer, settings.precision)
         self._device = next(model.parameters()).device
-        check_device(self._device)
         self._counter = Counter(self._device)
         self.losses = LossRing(self._counter, self._device)
         self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
@@ -171,7 +171,7 @@ class Step:
             last: whether the window ends here and the weights change.
 
         Raises:
-            HotloopError: the loss is no tensor, or not one value; or a single sample is too much for the memory.
+            HotloopError: the loss is no tensor of one value, or of no weight; or one sample is too much for the memory.
 
         Returns:
             The batch's mean loss times its share, a scalar on the device, not waited for.

@@ -2,13 +2,20 @@
 
 from dataclasses import dataclass
 
+from hotloop.core.errors import InputError
+
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "float8")
+_COMPILED = ("", "model", "blocks")
+
 
 @dataclass(frozen=True)
 class StepSettings:
     """What a step does besides forward and backward.
 
     Attributes:
-        precision: fp32, tf32, bf16, fp16 (with loss scaling), or float8 (the model's linear layers converted before).
+        precision: fp32, tf32, bf16, fp16 (with loss scaling), or float8 (the model's linear layers converted before, by
+            `hotloop.train.precision.use_float8`). Of fp32 and tf32 torch's own switches decide, which are the whole
+            process's (`torch.backends.fp32_precision`): a job sets them, a step leaves them.
         clip_norm: largest norm of all gradients together, after unscaling; 0: none.
         ema: decay of the averaged weights; 0: none.
         compile: "model", "blocks" (its repeated blocks), or nothing.
@@ -29,3 +36,24 @@ class StepSettings:
     recover: bool = True
     pad_to: int = 0
     compress: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what would be taken for something else.
+
+        Raises:
+            InputError: a setting has a value that it cannot have.
+        """
+        known = {"precision": _PRECISIONS, "compile": _COMPILED}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                _refuse(name, getattr(self, name), f"it is one of {', '.join(map(repr, values))}", repr(values[0]))
+        if not self.clip_norm >= 0:  # NaN is not
+            _refuse("clip_norm", self.clip_norm, "a norm is 0 (none) or more", "1.0")
+        if not 0 <= self.ema < 1:
+            _refuse("ema", self.ema, "a decay is 0 (none) or more, and less than 1", "0.999")
+        if self.pad_to < 0:
+            _refuse("pad_to", self.pad_to, "it is a number of samples, or 0", "0")
+
+
+def _refuse(name: str, value: object, cause: str, fix: str) -> None:
+    raise InputError(f"StepSettings({name}={value!r})", cause, f"{name}={fix}")
