@@ -1,7 +1,9 @@
 import copy
 import math
+from collections import UserDict
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +161,32 @@ def test_a_step_continues_from_its_state_bit_for_bit(settings: StepSettings) -> 
     assert (second.number, second.scale) == (through.number, through.scale)
 
 
+class Encoding(UserDict[str, Any]):
+    """A batch as tokenizers give it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+
+def test_pieces_are_of_the_batchs_kind() -> None:
+    batch = Encoding(ids=torch.arange(5), more={"mask": torch.ones(5)})
+    pieces = [piece for piece, _ in cut(batch, 2)]
+    assert [piece.ids.tolist() for piece in pieces] == [[0, 1], [2, 3, 4]]
+    assert [len(piece.more["mask"]) for piece in pieces] == [2, 3]
+    assert len(batch.ids) == 5
+    nested = {"inputs": {"ids": torch.arange(4)}}
+    assert [piece["inputs"]["ids"].tolist() for piece, _ in cut(nested, 2)] == [[0, 1], [2, 3]]
+
+
+def test_a_batch_that_cannot_be_cut_is_named() -> None:
+    def full(model: nn.Module, batch: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = linear()
+    with pytest.raises(HotloopError, match="a SimpleNamespace, which cannot be cut into pieces"):
+        Step(model, full, sgd(model))(SimpleNamespace(images=torch.ones(4)))
+
+
 @pytest.mark.parametrize("window", [1, 2])
 def test_gradients_that_others_left_are_not_trained_on(window: int) -> None:
     data = batches([8] * 4)
@@ -249,6 +277,24 @@ def test_learning_goes_down() -> None:
     batch = batches([16])[0]
     values = [step(batch).item() for _ in range(10)]
     assert all(later < earlier for earlier, later in pairwise(values))
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_averages_asked_for_later_begin_with_the_loaded_weights(steps_before: int) -> None:
+    data = batches([8] * 4)
+    saved = cnn()
+    without = Step(saved, loss, sgd(saved))
+    for batch in data:
+        without(batch)
+    model = cnn()
+    step = Step(model, loss, sgd(model), settings=StepSettings(ema=0.9))
+    for batch in data[:steps_before]:
+        step(batch)
+    step.load_state_dict(without.state_dict())
+    assert step.averaged is not None
+    assert torch.equal(weights(step.averaged), weights(saved))
+    step(data[0])
+    assert torch.equal(weights(step.averaged), weights(model))  # the first update copies
 
 
 def test_settings_changed_since_a_save_take_effect() -> None:

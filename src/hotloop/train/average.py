@@ -53,8 +53,14 @@ class Averaged:
         return {"module": self.module.state_dict(), "started": self._started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.module.load_state_dict(state["module"])
-        self._started = state["started"]
+        """Continue from `state_dict()`; from an empty one, of a step without averages, with the model's weights now."""
+        self._started = False
+        if state:
+            self.module.load_state_dict(state["module"])
+            self._started = state["started"]
+        else:
+            self.update()
+            self._started = False
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

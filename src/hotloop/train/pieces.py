@@ -1,8 +1,9 @@
 """A batch that does not fit is trained on in pieces: how it is cut, and when whole batches are tried again."""
 
+import copy
 import gc
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from hotloop.core.units import format_bytes
 
 def batch_size(batch: Any) -> int:
     """Samples in a batch: the length of its first tensor; 0 if it holds none."""
-    leaves = batch.values() if isinstance(batch, Mapping) else tree_flatten(batch)[0]
+    leaves, _ = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     return len(tensors[0]) if tensors else 0
 
@@ -29,9 +30,7 @@ def cut(batch: Any, count: int) -> list[tuple[Any, float]]:
     size = batch_size(batch) if count > 1 else 0
     if size < 2:
         return [(batch, 1.0)]
-    if isinstance(batch, Mapping):  # other mappings than dicts too, such as tokenizers give
-        batch = dict(batch)
-    leaves, spec = tree_flatten(batch)
+    leaves, spec = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
     bounds = [size * number // count for number in range(count + 1)]
     pieces = []
     for start, end in pairwise(bounds):
@@ -40,8 +39,17 @@ def cut(batch: Any, count: int) -> list[tuple[Any, float]]:
                 leaf[start:end] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
                 for leaf in leaves
             ]
-            pieces.append((tree_unflatten(parts, spec), (end - start) / size))
+            pieces.append((_like(batch, tree_unflatten(parts, spec)), (end - start) / size))
     return pieces
+
+
+def _like(batch: Any, piece: Any) -> Any:
+    """The piece as another mapping than a dict if the batch is one: what tokenizers give has attributes."""
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return piece
+    other = copy.copy(batch)
+    other.update(piece)
+    return other
 
 
 class Pieces:
@@ -75,9 +83,11 @@ class Pieces:
         """Memory ran out on `batch`.
 
         Raises:
-            HotloopError: a piece is a single sample already.
+            HotloopError: a piece is a single sample already, or there is nothing to cut.
         """
         samples = batch_size(batch)
+        if not samples:
+            raise no_room(f"a {type(batch).__name__}, which cannot be cut into pieces, does not", error)
         if min(samples, self.size(samples)) < 2:
             raise no_room("a single sample does not", error)
         self.double(batch)

@@ -493,7 +493,7 @@ class Step:
         self._rates.load_optimizer(divided_optimizer(state["optimizer"], self.optimizer))
         if state["scaler"]:  # empty if that step was not fp16
             self._scaler.load_state_dict(state["scaler"])
-        if self._average is not None and state["averaged"]:
+        if self._average is not None:
             self._average.load_state_dict(read_whole(state["averaged"]))
         self._drop_window()
         self.number = state["number"]
