@@ -209,6 +209,27 @@ def test_what_cannot_be_captured_is_named_once_and_trains_the_same(kind: Any, re
     assert step.not_captured
 
 
+def numbered(model: nn.Module, batch: tuple[Pair, int]) -> Tensor:
+    return loss(model, batch[0]) + 0.0 * batch[1]
+
+
+@pytest.mark.parametrize("compiled", ["", "model"])
+def test_a_number_that_changes_each_step_is_named_once_and_few_numbers_are_captured(compiled: str) -> None:
+    data, told = batches([16] * 40), []
+    model = linear()
+    step = Step(model, numbered, sgd(model), settings=StepSettings(compile=compiled), notify=told.append)
+    for number, batch in enumerate(data):
+        step((batch, number % 2))
+    assert step.captured, step.not_captured
+    for number, batch in enumerate(data):
+        step((batch, number))
+    assert not step.captured
+    few = ["batches that differ from the usual ones in a number are not compiled"] if compiled else []
+    expected = [*few, "numbers in the batch change from step to step"]
+    assert len(told) == len(expected)
+    assert all(words in line for words, line in zip(expected, told, strict=True))
+
+
 class Once:
     """Waits for the GPU at its fourth call alone, which is the capture."""
 

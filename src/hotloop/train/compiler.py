@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -138,17 +139,27 @@ def without_compiler() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def first_break() -> str:
-    """Why what was compiled in this process is not one piece, or nothing at all; empty if it is."""
-    if "torch._dynamo" not in sys.modules:
-        return ""
+class Breaks:
+    """Why what is compiled from now on, in this process, is not one piece."""
+
+    def __init__(self) -> None:
+        self._before = _counted()
+
+    def first(self) -> str:
+        """A reason, or that nothing at all was compiled; empty if all is one piece."""
+        graphs, breaks = _counted()
+        if graphs <= self._before[0]:
+            return "it found nothing to compile"
+        # torch.optim breaks on purpose where its step begins.
+        new = (reason for reason in breaks - self._before[1] if "User-inserted" not in reason)
+        return " ".join(next(new, "").split())[:300]
+
+
+def _counted() -> tuple[int, Counter[str]]:
+    """Graphs, and breaks between them by reason, of the whole process."""
     from torch._dynamo.utils import counters
 
-    if not counters["stats"]["unique_graphs"]:
-        return "it found nothing to compile"
-    # torch.optim breaks on purpose where its step begins.
-    reason = next((reason for reason in counters["graph_break"] if "User-inserted" not in reason), "")
-    return " ".join(reason.split())[:300]
+    return counters["stats"]["unique_graphs"], Counter(counters["graph_break"])
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:

@@ -77,6 +77,8 @@ class Executor:
         self._calls: Counter[_Key] = Counter()
         self._shapes: Counter[Hashable] = Counter()
         self._common: set[Hashable] = set()
+        self._numbers: set[tuple[Any, ...]] = set()
+        self._numbers_change = False
         self._said: set[str] = set()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -85,6 +87,8 @@ class Executor:
         """Do `work` on `batch`; what comes back is overwritten by the next call of the same place and shape."""
         if self._plain:
             return work(batch)
+        if self._numbers_change:
+            return uncompiled(work, batch) if self._compiled else work(batch)
         leaves, spec = _flatten(batch)
         shape = (spec, *[_describe(leaf) for leaf in leaves])
         key = (place, shape)
@@ -94,6 +98,8 @@ class Executor:
         if graph := self._graphs.get((key, rooms)) or self._graphs.get((key, ())):
             self.replays += 1
             return graph.replay(leaves)
+        if isinstance(spec, TreeSpec) and self._has_another_number(leaves):
+            return self.run(place, batch, work)
         if rare:
             self._say_rare(shape)
             work = partial(uncompiled, work)
@@ -135,8 +141,21 @@ class Executor:
         return shape in self._common
 
     def _say_rare(self, shape: tuple[Any, ...]) -> None:
-        sizes = ", ".join(str(tuple(part[0])) for part in shape[1:] if isinstance(part, tuple))
-        self._say(f"batches of the rarer shape {sizes} are not compiled", key=str(shape))
+        tensors = _tensors_of(shape)
+        if tensors in map(_tensors_of, self._common):
+            self._say("batches that differ from the usual ones in a number are not compiled: make it a tensor")
+            return
+        sizes = ", ".join(str(tuple(size)) for size, *_ in tensors)
+        self._say(f"batches of the rarer shape {sizes} are not compiled", key=str(tensors))
+
+    def _has_another_number(self, leaves: Sequence[Any]) -> bool:
+        """Whether there have been too many: a graph, and what is compiled, hold them as they are."""
+        self._numbers.add(tuple(leaf for leaf in leaves if isinstance(leaf, _CONSTANTS)))
+        if len(self._numbers) <= _MOST_GRAPHS:
+            return False
+        self._numbers_change = True
+        self.give_up("numbers in the batch change from step to step: make them tensors on the GPU")
+        return True
 
     def _on_side_stream(self, batch: Any, work: Work) -> Tensor:
         """Run where the capture will be, as autograd remembers the stream of what it allocates."""
@@ -276,6 +295,10 @@ def _describe(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return (leaf.shape, leaf.dtype, leaf.device)
     return leaf if isinstance(leaf, _CONSTANTS) else type(leaf)
+
+
+def _tensors_of(shape: Any) -> list[Any]:
+    return [part for part in shape if isinstance(part, tuple) and part and isinstance(part[0], torch.Size)]
 
 
 _CONSTANTS = (bool, int, float, type(None))

@@ -21,7 +21,7 @@ from hotloop.train.average import Averaged
 from hotloop.train.blocks import has_batch_norm
 from hotloop.train.buffers import Buffers
 from hotloop.train.checkpoint.parts import read_whole
-from hotloop.train.compiler import compile_model, compiler_errors, first_break, first_words, undo_compile
+from hotloop.train.compiler import Breaks, compile_model, compiler_errors, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor, uncompiled
 from hotloop.train.gradients import Gradients
@@ -100,6 +100,7 @@ class Step:
         if settings.compile:
             dtype = _AUTOCAST.get(settings.precision) if self._device.type == "cuda" and settings.own_kernels else None
             self._pace = Pace() if compile_model(inner(model), settings.compile, dtype) else None
+        self._breaks = Breaks() if settings.compile else None
         self._executor = Executor(
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
@@ -114,7 +115,7 @@ class Step:
         self._window: list[tuple[Any, float]] = []
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._constants = self._constants_now()
-        self._uncompiled = self._stale = self._looked_for_breaks = False
+        self._uncompiled = self._stale = False
         self._executor.captures_alone = self._ranks.several
         self._buffers = Buffers(model)
         compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
@@ -369,10 +370,9 @@ class Step:
         goes_to_graph = self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason
         if goes_to_graph and (name := self._buffers.replaced()):  # a graph stays with the tensors that it found
             self._executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it")
-        if self.settings.compile and not self._looked_for_breaks:
-            self._looked_for_breaks = True
-            if reason := first_break():
-                self._notify(f"torch.compile could not take the model in one piece: {reason}")
+        if self._breaks and (reason := self._breaks.first()):
+            self._notify(f"torch.compile could not take the model in one piece: {reason}")
+        self._breaks = None
         if last and self._ranks.apart:
             self._finish_apart()
         if last and self._rates.obstacle:
