@@ -174,6 +174,12 @@ def test_a_depth_of_nothing_is_refused() -> None:
         hotloop.prefetch([], "cpu", depth=0)
 
 
+@pytest.mark.parametrize("device", [f"cuda:{torch.cuda.device_count()}", "mps"])
+def test_a_device_that_batches_cannot_be_copied_to_is_refused(device: str) -> None:
+    with pytest.raises(hotloop.InputError, match=device):
+        hotloop.prefetch([], device)
+
+
 def test_the_death_of_a_worker_arrives() -> None:
     """In a process of its own, as torch raises it in a signal handler, wherever that process is."""
     script = Path(__file__).parents[1] / "support" / "dying_worker.py"

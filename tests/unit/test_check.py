@@ -101,6 +101,14 @@ def test_a_huge_image_is_named(tmp_path: Path) -> None:
     assert [odd.reason for odd in findings.huge] == ["4001 × 4000"]
 
 
+def test_a_list_may_name_files_by_any_of_their_formats_suffixes(tmp_path: Path) -> None:
+    for name, kind in (("a.tif", "TIFF"), ("b.jfif", "JPEG"), ("c.jpg", "TIFF"), ("d.tif", "PNG")):
+        write_image(tmp_path / name, ord(name[0]), (40, 40), format=kind)
+    (tmp_path / "list.csv").write_text("path,label\na.tif,cat\nb.jfif,cat\nc.jpg,dog\nd.tif,dog\n")
+    findings = check_images([find_images(str(tmp_path / "list.csv"))], 0, LIMIT)
+    assert [Path(fault.path).name for fault in findings.wrong_suffix] == ["c.jpg", "d.tif"]
+
+
 def test_the_page_shows_them_and_nothing_from_outside(tmp_path: Path) -> None:
     images = find_images(str(spoilt(tmp_path / "<b>train")))
     findings = check_images([images], 0, LIMIT)

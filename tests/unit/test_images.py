@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import write_image
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from hotloop.core.errors import DamagedSample, InputError
 from hotloop.data.decode import Box, decode_crop, read_file
@@ -125,6 +125,13 @@ def test_lines_of_a_list_end_at_newlines_alone(tmp_path: Path) -> None:
     assert list(find_images(str(tmp_path / "list.csv")).names) == ["a\u2028b.png", "c.png"]
 
 
+def test_a_space_after_a_comma_makes_no_other_class(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path, label\n1.png,cat\n2.png, cat\n3.png, dog\n")
+    images = find_images(str(tmp_path / "list.csv"))
+    assert images.classes == ("cat", "dog")
+    assert [images.label(number) for number in range(3)] == [0, 0, 1]
+
+
 def test_a_label_that_training_does_not_have_is_refused(make_images: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match='label "class1"'):
         find_images(str(make_images(classes=2)), classes=("class0", "other"))
@@ -208,6 +215,19 @@ def test_a_damaged_file_is_named_with_its_reason(tmp_path: Path, name: str) -> N
     assert caught.value.name == str(file)
     assert caught.value.reason
     assert "\n" not in caught.value.reason
+
+
+def test_a_postscript_file_is_damaged_and_no_program_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = tmp_path / "ran"
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # Pillow looks for it once
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(DamagedSample, match="PostScript"):
+        decode_crop(content, "cat.jpg", 16, whole, LIMIT)
+    assert not ran.exists()
 
 
 @given(

@@ -1,5 +1,6 @@
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -345,6 +346,42 @@ def test_who_waits_for_a_slow_sample_hears_of_it_and_may_leave(monkeypatch: pyte
     assert seconds == sorted(seconds)
 
 
+class Stalling(Numbers):
+    """Sample 5 comes from a pipe that nobody writes to, as from a mount that hangs."""
+
+    def __init__(self, pipe: Path) -> None:
+        super().__init__(8)
+        self.pipe = pipe
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if index == 5:
+            self.pipe.read_bytes()
+        return super().sample(index, random)
+
+
+@pytest.mark.parametrize("damaged", [(), (2, 4)])
+def test_the_sample_that_does_not_come_is_named_itself(
+    tmp_path: Path, damaged: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_PATIENCE_SECONDS", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    dataset = Stalling(pipe)
+    dataset.damaged = damaged
+
+    def until_named(seconds: float, names: list[str]) -> None:
+        if names == ["sample 5"]:
+            raise TimeoutError
+        assert seconds < 30, names
+
+    with Loaders([(dataset, LoaderSettings(8, shuffle=False, on_damaged="drop"))], 1, until_named) as (loader,):
+        batches = loader.batches()
+        with pytest.raises(TimeoutError):
+            next(batches)
+        with pipe.open("wb"):
+            pass  # the worker goes on, and ends with the others
+
+
 def test_an_iteration_that_was_interrupted_can_be_followed_by_another() -> None:
     class Interrupted(Numbers):
         def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -516,6 +553,17 @@ def test_a_rings_slots_do_not_overlap() -> None:
         assert (ring.slot(number)["a"] == number).all()
         assert (ring.slot(number)["b"] == number).all()
     ring.close()
+
+
+def test_memory_that_the_machine_does_not_give_is_told_with_its_size() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # Python ignores the signal that comes of it
+    try:
+        with pytest.raises(InputError, match=r"4\.0 MiB of shared memory for 4 batches of 8 samples") as caught:
+            Ring({"a": Field((131072,), np.dtype(np.uint8))}, batch_size=8, slots=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "batch_size" in caught.value.fix
 
 
 def test_workers_end_when_the_training_process_is_killed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ UNEVEN = 10.0
 """Times as many images as the smallest class, from which the largest one is a finding."""
 
 _KINDS = ("", "jpeg", "png", "bmp", "gif", "webp")
-_KIND_OF_SUFFIX = {"jpg": "jpeg"}
+_KIND_OF_SUFFIX = {"jpg": "jpeg", "jpe": "jpeg", "jfif": "jpeg"}
 _BATCH, _DIGEST_BYTES, _REASON_BYTES = 64, 16, 300
 
 
@@ -169,7 +169,9 @@ def _note(path: str, numbers: list[int], findings: Findings) -> None:
     height, width, size_bytes, kind, lies, _ = numbers
     findings.size_bytes += size_bytes
     suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix and _KIND_OF_SUFFIX.get(suffix, suffix) != _KINDS[kind]:  # rows of Parquet files have none
+    said = _KIND_OF_SUFFIX.get(suffix, suffix)
+    # Rows of Parquet files have none; a list may name .tif, whose content is none of the kinds that are told apart.
+    if suffix and said != _KINDS[kind] and (said in _KINDS or _KINDS[kind]):
         findings.wrong_suffix.append(Fault(path, f"it is {_KINDS[kind] or 'of another format'}"))
     if lies != 1:
         findings.rotated.append(Fault(path, f"EXIF orientation {lies}"))

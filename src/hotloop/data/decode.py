@@ -193,6 +193,8 @@ def _decode_other(content: bytes, crop: Callable[[int, int], Box], max_pixels: i
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of sizes that max_pixels decides on, and of odd metadata
         with Image.open(io.BytesIO(content)) as image:
+            if image.format == "EPS":  # Pillow would give it to Ghostscript
+                raise ValueError("it is PostScript, a program, which is not run")
             _check_size(image.height, image.width, max_pixels)
             pixels = np.asarray(_eight_bits(image).convert("RGB"))
     return _cut(pixels, crop(pixels.shape[0], pixels.shape[1]), 1.0, 1.0)

@@ -287,7 +287,7 @@ def _lines(file: Path) -> io.StringIO:
 
 
 def _csv(file: Path) -> Iterable[tuple[str, str]]:
-    reader = csv.DictReader(_lines(file), strict=True)
+    reader = csv.DictReader(_lines(file), strict=True, skipinitialspace=True)
     try:
         if reader.fieldnames is None:  # the file is empty
             return

@@ -72,7 +72,7 @@ class WorkerPool:
         feeds: data sets and rings; chunks name them by number.
         workers: processes; each takes about 0.3 s to start, in parallel, and 50 MB.
         while_waiting: called every second while a batch is awaited, with the seconds so far and, for each worker, the
-            first of the samples that it has been given; may raise.
+            name of the sample that it is at; may raise.
         imports_main: whether a worker imports the script that runs, as a data set of that script's own needs. A script
             that trains as soon as it is imported would train in each worker.
 
@@ -217,9 +217,14 @@ class WorkerPool:
                 self._read(worker)
 
     def _being_read(self) -> list[str]:
-        """For each worker, the first of the samples that it has been given."""
+        """For each worker, the sample that it is at; the first of those that it has not begun."""
         chunks = [next(iter(worker.chunks.values())) for worker in self._workers if worker.chunks]
-        return [self._feeds[chunk.feed].dataset.name(chunk.indices[0]) for chunk in chunks]
+        names = []
+        for chunk in chunks:
+            feed = self._feeds[chunk.feed]
+            done = feed.ring.done(chunk.slot)[chunk.start : chunk.start + len(chunk.indices)]
+            names.append(feed.dataset.name(chunk.indices[int(done.argmin())]))
+        return names
 
     def _read(self, worker: _Worker) -> None:
         try:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hotloop.core.errors import InputError
+from hotloop.core.units import format_bytes
 from hotloop.data.dataset import Field
 
 _ALIGNMENT = 64
@@ -28,27 +30,42 @@ class Ring:
 
     Attributes:
         size_bytes: shared memory taken.
+
+    Raises:
+        InputError: the machine does not give so much.
     """
 
     def __init__(self, fields: Mapping[str, Field], batch_size: int, slots: int) -> None:
         self.fields = dict(fields)
         self.batch_size = batch_size
         self.slots = slots
-        self._descriptor = os.memfd_create("hotloop-ring")
         try:
-            os.ftruncate(self._descriptor, self.size_bytes)
-            self._map()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+            self._descriptor = os.memfd_create("hotloop-ring")
+            try:
+                os.ftruncate(self._descriptor, self.size_bytes)
+                self._map()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        except OSError as error:
+            what = f"no {format_bytes(self.size_bytes)} of shared memory for {slots} batches of {batch_size} samples"
+            fix = "make batches smaller (--set data.batch_size=N), or raise the limits (ulimit -f -v -n)"
+            raise InputError(what, error.strerror or str(error), fix) from None
 
     @property
     def size_bytes(self) -> int:
-        return self.slots * sum(self._field_bytes(field) for field in self.fields.values())
+        return self.slots * (self.batch_size + sum(self._field_bytes(field) for field in self.fields.values()))
 
     def slot(self, number: int) -> dict[str, np.ndarray]:
         """The arrays of slot `number`, each (batch_size, *shape); views, no copies."""
         return self._views[number]
+
+    def done(self, number: int) -> np.ndarray:
+        """Which samples of slot `number` a worker has left behind, bool (batch_size,); a view.
+
+        Of a part that no worker has begun it says nothing: there it is what was before.
+        """
+        return self._done[number]
 
     @property
     def memory(self) -> np.ndarray:
@@ -58,6 +75,7 @@ class Ring:
     def close(self) -> None:
         """Let go of the memory once the last view of it is gone."""
         self._views.clear()
+        self._done.clear()
         self._bytes = np.zeros(0, np.uint8)
         os.close(self._descriptor)
 
@@ -76,6 +94,7 @@ class Ring:
                 views[name] = np.ndarray((self.batch_size, *field.shape), field.dtype, memory, offset)
                 offset += self._field_bytes(field)
             self._views.append(views)
+        self._done: list[np.ndarray] = list(np.ndarray((self.slots, self.batch_size), np.bool_, memory, offset))
 
     def __getstate__(self) -> dict[str, Any]:
         descriptor = reduction.DupFd(self._descriptor)

@@ -95,11 +95,14 @@ def fill(feed: Feed, chunk: Chunk) -> Filling:
 
 def _filled(feed: Feed, chunk: Chunk) -> Filling:
     views = feed.ring.slot(chunk.slot)
+    done = feed.ring.done(chunk.slot)[chunk.start : chunk.start + len(chunk.indices)]
+    done[:] = False
     attempts = attempts_for(feed.on_damaged)
     replaced: dict[int, int] = {}
     damages: list[tuple[int, Damage]] = []
     try:
         for place, index in enumerate(chunk.indices, chunk.start):
+            done[: place - chunk.start] = True
             try:
                 filled = read_sample(feed.dataset, feed.seed, chunk.epoch, index, attempts, chunk.encoded)
             except DamagedSample as damaged:

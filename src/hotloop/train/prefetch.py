@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from hotloop.core.errors import InputError
+from hotloop.core.units import count
 from hotloop.train.device_slots import DeviceSlot, Rooms
 from hotloop.train.gate import LOADING
 
@@ -39,7 +40,7 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
     `depth` + 1 batches, page-locked and on the device.
 
     Raises:
-        InputError: `depth` is less than 1.
+        InputError: `depth` is less than 1, or torch sees no such GPU.
 
     Example:
         ```python
@@ -59,6 +60,12 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
             raise InputError(f"depth = {depth}", "at least one batch has to be read ahead", "depth=2")
         self._batches = batches
         self._device = torch.device(device)
+        if self._device.type not in ("cpu", "cuda"):
+            what = f'device = "{device}"'
+            raise InputError(what, "batches are copied ahead to NVIDIA GPUs alone", 'device="cuda" or device="cpu"')
+        if self._device.type == "cuda" and (self._device.index or 0) >= torch.cuda.device_count():
+            cause = f"torch sees {count(torch.cuda.device_count(), 'GPU')} here"
+            raise InputError(f'device = "{device}"', cause, 'device="cpu", where batches stay; or see: hotloop doctor')
         self._depth = depth
         self._transform = transform
         self._idle: list[_Slot] = []
