@@ -36,9 +36,11 @@ def test_class_folders_are_read_in_order_of_name(make_images: Callable[..., Path
     write_image(folder / "class1/deep/x.webp", 1)
     (folder / "class1/notes.txt").write_text("no image")
     (folder / ".hidden").mkdir()
+    write_image(folder / "class1/.thumbnails/y.png", 1)
+    write_image(folder / "class2/scan.TIFF", 1)
     images = find_images(str(folder))
     assert images.classes == ("class0", "class1", "class2")
-    assert images.labels.array.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert images.labels.array.tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
     assert [Path(path).name for path in map(images.path, range(len(images)))] == [
         "000.png",
         "001.png",
@@ -47,6 +49,7 @@ def test_class_folders_are_read_in_order_of_name(make_images: Callable[..., Path
         "x.webp",
         "000.png",
         "001.png",
+        "scan.TIFF",
     ]
 
 

@@ -127,6 +127,9 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
     with tarfile.open(folder / "vague.tar", "w") as tar:
         add(tar, "a.png", b"x")
         add(tar, "a.json", b'{"caption": "a cat"}')
+    with tarfile.open(folder / "dotted.tar", "w") as tar:
+        add(tar, "my.photo.png", b"x")
+        add(tar, "my.cls", b"1")
     return {
         "compressed": (str(folder / "a.tar.gz"), "is compressed"),
         "missing": (str(folder / "good/part-{000..003}.tar"), "part-002.tar"),
@@ -140,13 +143,14 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
         "reversed": (str(folder / "x-{5..3}.tar"), "-1 shards"),
         "unlabelled": (str(folder / "unlabelled.tar"), "a.png has no class"),
         "vague": (str(folder / "vague.tar"), "a.png has no class"),
+        "dotted": (str(folder / "dotted.tar"), "my.photo.png is not taken for an image"),
         "empty": (str(folder / "empty.tar"), "has 0 classes"),
         "absent": (str(folder / "absent.tar"), "no shard"),
     }
 
 
 KINDS = ["compressed", "missing", "broken", "cut", "header", "boundary", "twice", "link", "many", "reversed"]
-KINDS += ["unlabelled", "vague", "empty", "absent"]
+KINDS += ["unlabelled", "vague", "dotted", "empty", "absent"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,7 +28,9 @@ from hotloop.data.remote_list import find_remote
 from hotloop.data.shards import scan_shards, shards_of, states_of
 from hotloop.data.stages import READING
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+)
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,9 @@ def _folder(root: str, watched: dict[str, str]) -> Iterable[tuple[str, str]]:
 def _files(root: str, watched: dict[str, str]) -> Iterable[str]:
     for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
         _watch(folder, watched)
-        folders[:] = [name for name in folders if not _leads_up(os.path.join(folder, name))]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not _leads_up(os.path.join(folder, name))
+        ]
         for name in names:
             if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
                 yield os.path.join(folder, name)

@@ -55,8 +55,8 @@ def find_remote(location: str, suffixes: frozenset[str], cache_bytes: float) -> 
 
 
 def _is_hidden(name: str) -> bool:
-    """As in folders on a disk: a class or a file whose name begins with a dot."""
-    return name.startswith(".") or name.rpartition("/")[2].startswith(".")
+    """As in folders on a disk: a class, a folder in it or a file whose name begins with a dot."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _class_of(image: Object) -> str:

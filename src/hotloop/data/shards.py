@@ -142,6 +142,8 @@ def _images(base: str, name: str, suffixes: frozenset[str], open_shard: Callable
                         f"{path} holds {member.name} twice", "one would take the other's place", "write it again"
                     )
                 parts[suffix.lower()] = member
+            for parts in members.values():
+                _check_named(path, parts, suffixes)
             return [
                 (member.name, _label(tar, path, member, parts), member.offset_data, member.size)
                 for parts in members.values()
@@ -150,6 +152,19 @@ def _images(base: str, name: str, suffixes: frozenset[str], open_shard: Callable
             ]
     except (tarfile.TarError, EOFError, OSError) as error:
         raise _unreadable(path, str(error) or "it ends early") from None
+
+
+def _check_named(path: str, parts: dict[str, tarfile.TarInfo], suffixes: frozenset[str]) -> None:
+    """Refuse a sample whose only images would be passed over, as all after the first dot tells what a file is."""
+    if any(f".{suffix}" in suffixes for suffix in parts):
+        return
+    for suffix, member in parts.items():
+        if os.path.splitext(suffix)[1] in suffixes:
+            raise InputError(
+                f"{path}: {member.name} is not taken for an image",
+                f'in shards all after the first dot tells what a file is: "{suffix}"',
+                "write the shard with names that have one dot: hotloop data pack makes such ones of a folder",
+            )
 
 
 def _unreadable(path: str, cause: str) -> InputError:
