@@ -135,8 +135,7 @@ def test_dropout_draws_anew_at_each_replay() -> None:
 
 
 def test_the_returned_losses_stay_what_they_are() -> None:
-    step = Step(linear(), loss, sgd(model := linear()))
-    step = Step(model, loss, sgd(model))
+    step = Step(model := linear(), loss, sgd(model))
     kept = [step(batch) for batch in batches([8]) * 10]
     assert len({value.item() for value in kept}) == 10
 
@@ -217,7 +216,7 @@ def numbered(model: nn.Module, batch: tuple[Pair, int]) -> Tensor:
 def test_a_number_that_changes_each_step_is_named_once_and_few_numbers_are_captured(compiled: str) -> None:
     data, told = batches([16] * 40), []
     model = linear()
-    step = Step(model, numbered, sgd(model), settings=StepSettings(compile=compiled), notify=told.append)
+    step = Step(model, numbered, sgd(model), settings=StepSettings("bf16", compile=compiled), notify=told.append)
     for number, batch in enumerate(data):
         step((batch, number % 2))
     assert step.captured, step.not_captured
