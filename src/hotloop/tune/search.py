@@ -170,8 +170,12 @@ class Search:
         doubtful = []
         for settings in self._ranked()[:3]:
             other, its = self._mean(settings)
-            close = _SAME * mean < abs(other - mean) < _CERTAIN * hypot(error, its)
-            if _key(settings) != _key(self._best) and close:
+            apart, both = abs(other - mean), _CERTAIN * hypot(error, its)
+            if _key(settings) == _key(self._best) or not _SAME * mean < apart < both:
+                continue
+            # Errors shrink with the root of the repeats: where so many are not allowed, more would be in vain.
+            repeats = self._repeats(settings)
+            if repeats < 2 or repeats * (both / apart) ** 2 <= self._effort.most_repeats:
                 doubtful.append(settings)
         wanted = [self._best, *doubtful] if doubtful else [one for one in (self._best, start) if self._repeats(one) < 2]
         distinct = {_key(one): one for one in wanted}.values()
