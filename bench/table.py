@@ -8,6 +8,8 @@ from typing import Any
 
 from record import RESULTS
 
+from hotloop.core.units import count
+
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures: made by bench/table.py -->\n", "<!-- end of figures -->\n"
 
@@ -205,7 +207,7 @@ def doctor_deep(result: dict[str, Any]) -> tuple[str, str]:
     shares = [share for name, share in result["of_by_hand"].items() if "pageable" not in name]
     warnings = sum(one["level"] != "note" for one in result["findings"])
     text = (
-        f"{result['seconds']:.0f} s for {result['gpus']} GPUs; rates {min(shares):.2f} to {max(shares):.2f} of those "
+        f"{result['seconds']:.0f} s for {count(result['gpus'], 'GPU')}; rates {min(shares):.2f} to {max(shares):.2f} of those "
         f"measured by hand; {warnings} findings on a healthy machine"
     )
     return "`hotloop doctor --deep`: kernels, matrices, copies, links, disks", text
