@@ -207,8 +207,8 @@ def doctor_deep(result: dict[str, Any]) -> tuple[str, str]:
     shares = [share for name, share in result["of_by_hand"].items() if "pageable" not in name]
     warnings = sum(one["level"] != "note" for one in result["findings"])
     text = (
-        f"{result['seconds']:.0f} s for {count(result['gpus'], 'GPU')}; rates {min(shares):.2f} to {max(shares):.2f} of those "
-        f"measured by hand; {warnings} findings on a healthy machine"
+        f"{result['seconds']:.0f} s for {count(result['gpus'], 'GPU')}; rates {min(shares):.2f} to {max(shares):.2f} "
+        f"of those measured by hand; {warnings} findings on a healthy machine"
     )
     return "`hotloop doctor --deep`: kernels, matrices, copies, links, disks", text
 
