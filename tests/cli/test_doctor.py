@@ -172,7 +172,7 @@ def test_options_that_do_not_go_together_are_told(hotloop: Command, saved: Path)
 def test_no_secret_is_read(hotloop: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {
         "SLURM_JWT": "eyJhbGciOiJIUzI1NiJ9", "TF_VAR_pass": "hunter2", "NCCL_AUTH": "hunter2",
-        "TORCH_X": "ghp_abcdefghijkl", "CUDA_PROXY": "https://ml:hunter2@proxy", "TORCH_TOKEN": "hunter2",
+        "TORCH_X": "ghp_" + 36 * "a", "CUDA_PROXY": "https://ml:hunter2@proxy", "TORCH_TOKEN": "hunter2",
     }  # fmt: skip
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from hotloop.core.errors import InputError
+from hotloop.core.secrets import is_secret
 from hotloop.image.instructions import Instruction
 from hotloop.versions.table import Table
 
@@ -244,9 +245,6 @@ def _chown(subject: Subject) -> Iterator[Finding]:
 _SECRET_NAME = re.compile(
     r"(?<![A-Z])(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|CREDENTIALS?)(?![A-Z])", re.IGNORECASE
 )
-_SECRET_VALUE = re.compile(
-    r"AKIA[0-9A-Z]{16}|\bgh[pousr]_\w{20,}|\bhf_\w{20,}|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]+:[^/\s@]+@"
-)
 _SECRET_FILE = re.compile(
     r"(^|/)(\.env|\.netrc|\.pypirc|pip\.conf|id_rsa|id_ed25519|credentials|[^/]*\.pem|[^/]*\.key)$"
 )
@@ -257,9 +255,7 @@ def _secrets(subject: Subject) -> Iterator[Finding]:
     fix = "RUN --mount=type=secret,id=NAME while building; a variable of the container while running"
     for line, kind, name, value in subject.environment:
         kept = value and not value.startswith("$")
-        if _SECRET_VALUE.search(value) or (
-            kept and _SECRET_NAME.search(name) and not value.startswith(("/run/", "/var/run/"))
-        ):
+        if is_secret(value) or (kept and _SECRET_NAME.search(name) and not value.startswith(("/run/", "/var/run/"))):
             yield Finding("image-secret-in-env", "error", line, f"{kind} {name} keeps a secret in the image", fix)
         elif kind == "ARG" and _SECRET_NAME.search(name):
             yield Finding(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hotloop.core.environment import environment
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.units import count
@@ -177,18 +178,11 @@ def _check_installed() -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Ray's own variables aside: the job's address counts."""
-    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
-    added = {name: value for name, value in QUIET.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name in added:
-            del os.environ[name]
-        os.environ.update(before)
+    absent = dict.fromkeys(("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"))
+    quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
+    with environment({**absent, **quiet}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
+from hotloop.core.secrets import is_secret
 
 _NAME = re.compile(
     r"((^|[_.-])(token|secret|pass|passphrase|pwd|credentials?|((api|access|secret|private|account|ssh|signing)[_-]?key))"
@@ -19,23 +20,6 @@ _REFERENCES = ("launch.kubernetes.secrets.", "launch.kubernetes.pull_secret")
 _COMMANDS = ("launch.setup", "launch.slurm.options")
 _GIVEN = re.compile(r"(?:\b([A-Za-z_][\w-]*)=|--([A-Za-z][\w-]*)\s+)(?=['\"]?([^\s'\",]+))")
 """NAME=VALUE and --NAME VALUE in a line for a shell."""
-_TOKENS = (
-    r"\bhf_[A-Za-z0-9]{20,}", r"\bgh[pousr]_[A-Za-z0-9]{20,}", r"\bgithub_pat_\w{20,}", r"\bglpat-[\w-]{15,}",
-    r"\bnvapi-[\w-]{20,}", r"\bA(KI|SI)A[0-9A-Z]{16}\b", r"\bsk-(proj|ant|or)-[\w-]{16,}", r"\bsk-[A-Za-z0-9]{20,}",
-    r"\bsk_live_\w{16,}", r"\bxox[abeprs]-[\w-]{10,}", r"\bnpm_[A-Za-z0-9]{30,}", r"\bpypi-AgE\w{10,}",
-    r"\bAIza[\w-]{35}", r"\beyJ[\w-]{10,}\.[\w-]{10,}\.", r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-)  # fmt: skip
-"""Of Hugging Face, GitHub, GitLab, NVIDIA, AWS, OpenAI and others, Stripe, Slack, npm, PyPI, Google; signed; keys."""
-_PLACES = (
-    r"\w://[^/\s:@]*:(?!\$)[^/\s@]+@",  # a password in an address
-    r"\bhttps?://(?!\$)[^/\s:@]{16,}@",  # a token in the user's place
-    r"[?&;](sig|signature|x-amz-signature|token|access_token|api_key|accountkey)=(?!\$)[^&;\s]{6,}",
-    r"\bauthorization:\s*\w+\s+(?!\$)\S{8,}",
-    r"\bbearer\s+(?!\$)[\w.~+/=-]{16,}",
-    r"\bbasic\s+[a-z0-9+/]{6,}={1,2}",
-    r"\blogin\s(.*\s)?[0-9a-f]{40}\b",
-)
-_SECRET = re.compile("|".join(_TOKENS) + "|(?i:" + "|".join(_PLACES) + ")")
 
 
 def check_secrets(job: Job) -> None:
@@ -47,7 +31,7 @@ def check_secrets(job: Job) -> None:
         if key in _COMMANDS:
             given += [(name or option, inner) for name, option, inner in _GIVEN.findall(value)]
         named = any(_NAME.search(name) and not _HARMLESS.fullmatch(inner) for name, inner in given)
-        if named or _SECRET.search(value):
+        if named or is_secret(value):
             raise InputError(
                 f"{key} looks like a secret",
                 "a job is written into files that others may read",

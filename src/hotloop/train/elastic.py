@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from hotloop.core.environment import environment
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import RanksSection
 from hotloop.core.units import format_seconds
@@ -185,11 +186,11 @@ class _Attempt:
         """Whether steps were done."""
         return any(beat.beats for beat in self._watch.beats().values())
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Lost | None:
+    def run(self, command: Sequence[str], variables: Mapping[str, str]) -> Lost | None:
         """Until all have ended; those that were lost.
 
         Args:
-            environment: of the ranks, besides this process's.
+            variables: of the ranks, besides this process's.
 
         Raises:
             HotloopError: a rank makes no progress.
@@ -199,7 +200,7 @@ class _Attempt:
         agent = threading.Thread(
             target=self._launch, args=(command,), name="hotloop-agent", daemon=self._nodes.number > 1
         )
-        with _environment(self._folder, self._number, self._restart, environment):
+        with _of_ranks(self._folder, self._number, self._restart, variables):
             agent.start()
             hung = ""
             try:
@@ -282,20 +283,12 @@ def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-@contextmanager
-def _environment(folder: Path, number: int, restart: int, more: Mapping[str, str]) -> Iterator[None]:
-    """Of the ranks; torchrun's agent gives them this process's."""
+def _of_ranks(folder: Path, number: int, restart: int, more: Mapping[str, str]) -> AbstractContextManager[None]:
+    """The environment of the ranks; torchrun's agent gives them this process's."""
     added = {**more, FOLDER: str(folder), PARENT: str(os.getpid()), RESTARTS: str(restart)}
-    before = {name: os.environ[name] for name in added if name in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // number))
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-        os.environ.update(before)
+    return environment(added)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hotloop.core.secrets import is_secret
 from hotloop.doctor.readers.text import number, readable, text
 
 _PREFIXES = ("CUDA_", "CUDNN_", "NCCL_", "NVIDIA_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "OPENBLAS_", "XLA_", "UCX_",
@@ -20,10 +21,7 @@ _NAMES = (
     "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS",
     "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL", "TF_GPU_THREAD_MODE",
 )  # fmt: skip
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|JWT|AUTH|_PAT$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"\beyJ[\w-]{10}|\bgh[pousr]_\w{10}|\bhf_\w{10}|\bsk-\w{10}|://[^/\s:@]+:[^/\s@]+@|AKIA\w{12}"
-)
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|JWT|AUTH|_PAT$", re.IGNORECASE)
 _LISTENING = "0A"
 _SSH = 22
 _LOG_BYTES = 4 << 20
@@ -46,8 +44,8 @@ def read() -> dict[str, Any]:
 def _variables() -> dict[str, str]:
     """No value that may be a secret leaves this function."""
     chosen = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
-    told = {name: readable(value) for name, value in sorted(chosen.items()) if not _SECRET.search(name)}
-    return {name: value for name, value in told.items() if not _SECRET_VALUE.search(value)}
+    told = {name: readable(value) for name, value in sorted(chosen.items()) if not _SECRET_NAME.search(name)}
+    return {name: value for name, value in told.items() if not is_secret(value)}
 
 
 def _interfaces() -> Iterator[dict[str, Any]]:
