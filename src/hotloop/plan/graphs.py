@@ -38,7 +38,7 @@ _FUSED = frozenset(_FUSED_NAMES.split())
 """Of what torch does not call pointwise, that which is computed where it is read."""
 
 
-class _Captured(Exception):
+class _JointFound(Exception):
     """The graph is there: nothing needs to be compiled, or to run."""
 
     def __init__(self, joint: "Joint") -> None:
@@ -91,13 +91,13 @@ def joint_of(function: Callable[..., Tensor], weights: Sequence[Tensor], rest: S
     from torch._inductor.decomposition import select_decomp_table
 
     def capture(graph: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
-        raise _Captured(Joint(graph, inputs, settings))
+        raise _JointFound(Joint(graph, inputs, settings))
 
     traced = aot_function(function, nop, nop, capture, decompositions=select_decomp_table())
     try:
         with preserve_node_meta():
             traced(list(weights), list(rest))
-    except _Captured as found:
+    except _JointFound as found:
         return found.joint
     raise HotloopError("the step has no backward pass", "no weight of the model requires a gradient", "see the model")
 
