@@ -229,6 +229,18 @@ def test_a_number_that_changes_each_step_is_named_once_and_few_numbers_are_captu
     assert all(words in line for words, line in zip(expected, told, strict=True))
 
 
+@pytest.mark.parametrize("compiled", ["", "model"])
+def test_a_number_that_changes_is_told_without_capture_only_if_something_is_compiled(compiled: str) -> None:
+    data, told = batches([16] * 40), []
+    model = linear()
+    settings = StepSettings("bf16", compile=compiled, graph=False)
+    step = Step(model, numbered, sgd(model), settings=settings, notify=told.append)
+    for number, batch in enumerate(data):
+        step((batch, number))
+    assert not any("captured" in line for line in told), told
+    assert any("the step is not compiled: numbers" in line for line in told) == bool(compiled)
+
+
 class Once:
     """Waits for the GPU at its fourth call alone, which is the capture."""
 

@@ -98,7 +98,7 @@ class Executor:
         if graph := self._graphs.get((key, rooms)) or self._graphs.get((key, ())):
             self.replays += 1
             return graph.replay(leaves)
-        if isinstance(spec, TreeSpec) and self._has_another_number(leaves):
+        if isinstance(spec, TreeSpec) and (self._compiled or not self.reason) and self._has_another_number(leaves):
             return self.run(place, batch, work)
         if rare:
             self._say_rare(shape)
@@ -154,7 +154,11 @@ class Executor:
         if len(self._numbers) <= _MOST_GRAPHS:
             return False
         self._numbers_change = True
-        self.give_up("numbers in the batch change from step to step: make them tensors on the GPU")
+        change = "numbers in the batch change from step to step: make them tensors on the GPU"
+        if self.reason:
+            self._say(f"the step is not compiled: {change}")
+        else:
+            self.give_up(change)
         return True
 
     def _on_side_stream(self, batch: Any, work: Work) -> Tensor:
