@@ -205,6 +205,7 @@ def explain(result: dict[str, Any]) -> tuple[str, str]:
 
 def doctor_deep(result: dict[str, Any]) -> tuple[str, str]:
     shares = [share for name, share in result["of_by_hand"].items() if "pageable" not in name]
+    shares += [turns["of_by_hand"] for turns in result["pageable_in_turns"].values()]
     warnings = sum(one["level"] != "note" for one in result["findings"])
     text = (
         f"{result['seconds']:.0f} s for {count(result['gpus'], 'GPU')}; rates {min(shares):.2f} to {max(shares):.2f} "
