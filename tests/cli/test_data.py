@@ -44,6 +44,14 @@ def test_a_folder_that_is_not_there_is_an_error(hotloop: Command) -> None:
     assert "--set" not in finished.err, "there is no job"
 
 
+def test_a_folder_that_is_given_twice_is_an_error(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    folder = str(make_images(each=2))
+    finished = hotloop("data", "check", folder, folder)
+    assert finished.code == 2
+    assert finished.err.startswith(f"error: {folder} is given twice")
+    assert finished.err.count("\n") == 3
+
+
 def test_packed_images_can_be_checked(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
     folder, shards = str(make_images(each=3)), str(tmp_path / "shards")
     would = hotloop("data", "pack", folder, shards, "--dry-run")

@@ -99,11 +99,11 @@ def test_a_row_without_an_image_is_a_damaged_sample(tmp_path: Path) -> None:
 
 
 def test_damage_is_one_of_samples(folder: Path) -> None:
-    images = find_images(str(folder))
     file = folder / "train-0.parquet"
     content = bytearray(file.read_bytes())
     content[200:400] = bytes(200)
     file.write_bytes(content)
+    images = find_images(str(folder))
     refused = 0
     for number in range(12):
         try:
@@ -190,6 +190,15 @@ def test_a_file_that_is_replaced_is_found_anew(tmp_path: Path, monkeypatch: pyte
             write(tmp_path / place / "d.parquet", jpg=[picture(seed), picture(1)], label=["a", "b"]).parent
         )
         assert find_images("d.parquet").read(0) == picture(seed)
+
+
+def test_a_file_whose_rows_lie_in_another_order_by_now_has_damaged_samples(tmp_path: Path) -> None:
+    file = write(tmp_path / "one.parquet", jpg=[picture(0), picture(1)], label=["a", "b"])
+    images = find_images(str(file))
+    assert images.read(0) == picture(0)
+    write(tmp_path / "new.parquet", jpg=[picture(1), picture(0)], label=["b", "a"]).replace(file)
+    with pytest.raises(DamagedSample, match="changed after it was listed"):
+        images.read(0)
 
 
 def test_a_file_with_fewer_rows_than_before_has_damaged_samples(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     from hotloop.data.check import check_images
     from hotloop.data.image_list import find_images
 
+    if doubled := [place for number, place in enumerate(locations) if place in locations[:number]]:
+        raise InputError(f"{doubled[0]} is given twice", "every image of it would have an equal one", "name it once")
     sets = [find_images(location, key="") for location in locations]
     processes = read_machine().cpus if workers is None else workers
     if page and not page.parent.is_dir():

@@ -136,7 +136,8 @@ def find_images(
     else:
         base, scan = _how_to_scan(location, key)
         listing = indexed(root, partial(scan, root))
-        found = ImageList(listing.names, listing.labels, listing.classes, str(base), location, listing.spans)
+        spans = listing.spans and listing.spans.on_disk(str(base), listing.watched)
+        found = ImageList(listing.names, listing.labels, listing.classes, str(base), location, spans)
     if not len(listing.names) or (classes is None and len(listing.classes) < 2):
         raise _too_few(location, listing)
     names = listing.classes if classes is None else tuple(classes)

@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 
 import numpy as np
 
 from hotloop.core.errors import DamagedSample
+from hotloop.core.files import state_of
 from hotloop.data.columns import Column, Texts
 from hotloop.data.parquet import SUFFIX, opened, read_row
 
@@ -22,10 +23,17 @@ class Spans:
         places: int64 (images, 3): number of the shard; of tar files offset and size in bytes, of Parquet files the row
             group and the row in it.
         shards: the files' names.
+        states: of those on a disk, each when it was listed; afterwards others may lie where these did.
     """
 
     places: Column
     shards: tuple[str, ...]
+    states: tuple[str, ...] = ()
+
+    def on_disk(self, base: str, watched: Mapping[str, str]) -> "Spans":
+        """With the states in which the shards were listed."""
+        paths = (os.path.abspath(os.path.join(base, name)) for name in self.shards)
+        return replace(self, states=tuple(watched[path] for path in paths))
 
     def read(self, number: int, base: str, name: str) -> bytes:
         """An image's bytes.
@@ -35,13 +43,15 @@ class Spans:
             name: of the image, for errors.
 
         Raises:
-            DamagedSample: the shard cannot be opened, or ends before.
+            DamagedSample: the shard cannot be opened, is another one by now, or ends before.
         """
         shard, offset, size = (int(value) for value in self.places.array[number])
         path = os.path.join(base, self.shards[shard])
-        if self.are_parquet:
-            return _some(read_row(path, offset, size, name), name)
         try:
+            if self.states and state_of(path) != self.states[shard]:
+                raise DamagedSample(name, "its file was changed after it was listed: start again")
+            if self.are_parquet:
+                return _some(read_row(path, offset, size, name), name)
             with open(path, "rb", buffering=0) as file:
                 file.seek(offset)
                 content = _whole(file, size)
