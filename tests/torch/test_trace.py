@@ -191,3 +191,11 @@ def test_asking_a_tensor_where_it_is_costs_nothing() -> None:
     )
     assert asks == plain
     assert sum(cost.count for cost in plain) < 20
+
+
+def test_rms_norm_is_one_kernel_as_on_a_gpu() -> None:
+    def moved(norm: Callable[[], nn.Module]) -> float:
+        costs = tracer(lambda: nn.Sequential(nn.Linear(256, 256), norm()), (256,)).trace(Way(512, "fp32")).pass_costs
+        return sum(cost.count * cost.bytes for cost in costs)
+
+    assert moved(lambda: nn.RMSNorm(256)) == pytest.approx(moved(lambda: nn.LayerNorm(256, bias=False)), rel=0.01)

@@ -4,7 +4,7 @@ torch can neither differentiate nor cast for a GPU that is not there. So tensors
 autocast and torch's choice of kernels differ between the two, the GPU's is taken.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -84,6 +84,8 @@ class _OfGpu(TorchFunctionMode):
             return _attention(*args, **named)
         if function is functional.dropout:
             return _dropout(*args, **named)
+        if getattr(function, "__name__", "") == "rms_norm":
+            return _rms_norm(*args, **named)
         casts = torch.is_autocast_enabled("cpu")
         if casts and getattr(function, "__name__", "") in _IN_FLOAT32 and "dtype" not in named:
             with torch.autocast("cpu", enabled=False):
@@ -108,6 +110,18 @@ def _attention(
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output: Tensor = kernel(query, key, value, 0.0, is_causal, attn_mask=attn_mask)[0]
     return output
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """A GPU has one kernel for it, which reads, writes and keeps what that of layer normalisation does; of mixed types
+    it computes operator by operator, too.
+    """
+    if weight is not None and weight.dtype != input.dtype:
+        return functional.rms_norm(input, list(normalized_shape), weight, eps)
+    with torch.autocast("cpu", enabled=False):
+        return functional.layer_norm(input, list(normalized_shape), weight, None, eps or 1e-5)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
