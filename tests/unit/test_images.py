@@ -220,6 +220,18 @@ def test_a_damaged_file_is_named_with_its_reason(tmp_path: Path, name: str) -> N
     assert "\n" not in caught.value.reason
 
 
+def test_the_limit_of_pixels_may_be_above_pillows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    file = tmp_path / "large.png"
+    write_image(file, 1, (20, 20))
+    content = read_file(str(file))
+    with pytest.raises(DamagedSample):
+        decode_crop(content, str(file), 20, whole, 150)
+    assert decode_crop(content, str(file), 20, whole, 400).pixels.shape == (20, 20, 3)
+    with pytest.raises(DamagedSample, match="the limit is 399"):
+        decode_crop(content, str(file), 20, whole, 399)
+
+
 def test_a_postscript_file_is_damaged_and_no_program_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tmp_path / "ran"
     ghostscript = tmp_path / "gs"

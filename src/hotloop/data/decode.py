@@ -192,6 +192,8 @@ def _smallest_part(ratio: float) -> float:
 def _decode_other(content: bytes, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of sizes that max_pixels decides on, and of odd metadata
+        if max_pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):  # of which Pillow opens no image to tell its size
+            Image.MAX_IMAGE_PIXELS = None
         with Image.open(io.BytesIO(content)) as image:
             if image.format == "EPS":  # Pillow would give it to Ghostscript
                 raise ValueError("it is PostScript, a program, which is not run")
