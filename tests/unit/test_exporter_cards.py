@@ -12,6 +12,7 @@ from fake_nvml import ABSENT, LOST, NA, FakeCard, FakeNvml, error, working
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.monitor.card import CardReader
 from hotloop.monitor.cards import Cards
 from hotloop.monitor.numbers import known
 from hotloop.monitor.reading import Card, Instance
@@ -113,6 +114,17 @@ def test_pages_that_are_retired_while_it_runs_are_counted(read: Callable[..., Ca
     assert only(cards).retired_pages == {"double_bit": 2}
 
 
+def test_what_the_driver_takes_long_to_tell_is_asked_for_every_ten_seconds() -> None:
+    energy = iter([1_000, 2_000])
+    answers = {**working(0), "nvmlDeviceGetTotalEnergyConsumption": lambda: next(energy)}
+    now = [100.0]
+    reader = CardReader(FakeNvml(FakeCard(answers)), 0, str, clock=lambda: now[0])
+    told = []
+    for now[0] in (100.0, 101.0, 109.9, 110.0, 119.9):
+        told.append(reader.read().energy_joules)
+    assert told == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
 def test_a_card_that_tells_nothing_but_its_name(read: Callable[..., Cards]) -> None:
     card = only(read(FakeNvml(FakeCard({"nvmlDeviceGetName": "NVIDIA Graphics Device"}))))
     assert card == Card(index=0, name="NVIDIA Graphics Device")
@@ -190,7 +202,7 @@ def test_a_card_that_is_lost_in_the_middle_of_a_reading(read: Callable[..., Card
     answers = working(0)
     cards = read(FakeNvml(FakeCard(answers)))
     cards.read()
-    answers["nvmlDeviceGetPcieReplayCounter"] = error(LOST)
+    answers["nvmlDeviceGetCurrPcieLinkWidth"] = error(LOST)
     assert only(cards) == Card(0, "GPU-0", answers=False)
 
 

@@ -43,7 +43,7 @@ class Cards:
             except (OSError, TimeoutError):
                 return CardsReading(failures=1)
             self._start.close()
-            readers = [CardReader(self._nvml, index, self._user_of) for index in range(count)]
+            readers = [CardReader(self._nvml, index, self._user_of, self._clock) for index in range(count)]
             self._readers = [(reader, Limited(reader.read, f"card {index}")) for index, reader in enumerate(readers)]
             self._xids = Xids(self._nvml, count)
         for _, limited in self._readers:
