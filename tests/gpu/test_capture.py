@@ -597,3 +597,18 @@ def test_linear_cross_entropy_on_the_card_is_the_plain_one(
     assert value.item() == pytest.approx(expected.item(), rel=1e-3)
     for mine, theirs in zip(own, exact, strict=True):
         assert ((mine.grad - theirs.grad).norm() / theirs.grad.norm()).item() < 1e-2
+
+
+def test_linear_cross_entropy_holds_the_gradient_of_the_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary, width, tokens, pieces = 32_768, 1024, 4096, 4
+    chunk = vocabulary * tokens // pieces * 2
+    monkeypatch.setattr("hotloop.tasks.cross_entropy.CHUNK_BYTES", chunk)
+    hidden = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(vocabulary, width, device="cuda", dtype=torch.bfloat16)
+    targets = torch.randint(0, vocabulary, (tokens,), device="cuda")
+    torch.ops.hotloop.linear_cross_entropy(hidden, weight, targets)  # cuBLAS takes its workspace, which stays
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.ops.hotloop.linear_cross_entropy(hidden, weight, targets)
+    gradient = vocabulary * width * 4
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * (gradient + chunk + hidden.nbytes)

@@ -40,7 +40,8 @@ class Way:
         activations: "keep", "selective" or "blocks".
         compiled: by torch.compile.
         divided: weights are there as what they compute in, and no copies of them are kept: they lie with several ranks
-            and are gathered (FSDP), or they are cast again with the blocks that are recomputed.
+            and are gathered (FSDP), or they are cast again with the blocks that are recomputed without a compiler. A
+            compiled step's graph has these casts, and what is computed with weights that stay in fp32.
     """
 
     batch: int

@@ -88,11 +88,11 @@ def _(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, 
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """Total + a @ b in float32; on a GPU in one kernel."""
+    """Total + a @ b in float32, in place; on a GPU in one kernel."""
     if a.is_cuda and a.dtype != torch.float32:
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
-        return torch.addmm(total, a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     return a.float() @ b.float() if total is None else total.addmm_(a.float(), b.float())
 
 
