@@ -102,8 +102,7 @@ class _Choice:
     def way(self) -> Way:
         batch = -(-self.work.job.data.batch_size // self.division.data)
         traced = traced_precision(self.precision)
-        divided = self.division.weights or (self.activations == "blocks" and not self.work.compiled)
-        return Way(batch, traced, self.activations, self.work.compiled, divided)
+        return Way(batch, traced, self.activations, self.work.compiled, self.division.weights)
 
     def memory(self, footprint: Footprint) -> Memory:
         train = self.work.job.train

@@ -40,8 +40,7 @@ class Way:
         activations: "keep", "selective" or "blocks".
         compiled: by torch.compile.
         divided: weights are there as what they compute in, and no copies of them are kept: they lie with several ranks
-            and are gathered (FSDP), or they are cast again with the blocks that are recomputed without a compiler. A
-            compiled step's graph has these casts, and what is computed with weights that stay in fp32.
+            and are gathered (FSDP).
     """
 
     batch: int
