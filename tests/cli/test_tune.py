@@ -1,9 +1,11 @@
 """`hotloop tune` on a script and on a job, with trials in processes of their own."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,12 @@ from pathlib import Path
 import pytest
 from command import Command
 
+from hotloop.core.job_file import parse_job
+
 pytest.importorskip("optuna", reason="pip install 'hotloop[tune]'")
+
+from hotloop.tune.job_trials import step_seconds
+from hotloop.tune.running import Failed
 
 SCRIPT = """
 import time, torch
@@ -77,6 +84,19 @@ batch_size = 8
 [model]
 name = "resnet10t"
 """
+
+
+def test_a_step_of_a_job_is_timed_as_it_stands(
+    tmp_path: Path, make_images: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.tune.job_trials._CHUNKS", 4)
+    job = parse_job(tomllib.loads(JOB.format(images=make_images(classes=2, each=64))), "job")
+    started = time.monotonic()
+    seconds = step_seconds(job, os.environ)
+    assert 0 < seconds < time.monotonic() - started
+    other = job.model_copy(update={"model": job.model.model_copy(update={"arguments": {"layerz": 1}})})
+    with pytest.raises(Failed, match="layerz"):
+        step_seconds(other, os.environ)
 
 
 def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:

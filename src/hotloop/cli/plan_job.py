@@ -5,14 +5,12 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 _ROWS = 12
 _MANY = 1_000_000
-_MEASURED_SECONDS = 300.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -142,22 +139,16 @@ def _own_card() -> str:
 def _measured(job: "Job") -> float:
     """Seconds of a step of this job on this machine's GPUs."""
     from hotloop.core.machine import read_machine
-    from hotloop.tune.job_trials import JobTrials
+    from hotloop.tune.job_trials import step_seconds
     from hotloop.tune.running import Failed
 
     if not read_machine().gpus:
         raise InputError("--measure, and there is no GPU here", "a step is timed where it will run", "leave it out")
     click.echo("timing some steps ...", err=True)
-    seconds: list[float] = []
     try:
-        with JobTrials(job.model_copy(update={"device": "cuda"}), os.environ)({}) as running:
-            for chunk in running.chunks(time.monotonic() + _MEASURED_SECONDS):
-                seconds.append(chunk.seconds)
-                if len(seconds) >= 40:  # the first ones compile and warm up
-                    break
+        return step_seconds(job.model_copy(update={"device": "cuda"}), os.environ)
     except Failed as error:
         raise InputError("the job could not be timed", str(error), "hotloop train with the same job") from None
-    return median(seconds[-20:]) * job.data.batch_size * job.train.accumulate
 
 
 def _within(option: "Option", deadline: float | None, budget: float | None) -> bool:
