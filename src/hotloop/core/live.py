@@ -317,11 +317,16 @@ def _number_or_none(value: object) -> float | None:
     return _number(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
+def printable(text: str) -> str:
+    """The beginning of what somebody else wrote, without what would steer a terminal."""
+    cut = text[:_MOST_CHARACTERS]
+    return cut if cut.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in cut)
+
+
 def _words(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is no text")
-    cut = value[:_MOST_CHARACTERS]
-    return cut if cut.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in cut)
+    return printable(value)
 
 
 def _metrics(value: object) -> dict[str, float]:

@@ -8,11 +8,7 @@ from hotloop.monitor.reading import JobsReading
 
 
 def read_jobs(folder: Path | None) -> JobsReading:
-    """What processes say of themselves in a folder; of those with the same names, the one that was heard of last.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """What processes say of themselves in a folder; of those with the same names, the one that was heard of last."""
     if folder is None:
         return JobsReading()
     seen = read_live(folder)

@@ -1,6 +1,7 @@
 """A host whose exporter is asked over the network."""
 
 import base64
+import http.client
 import ssl
 import urllib.error
 import urllib.request
@@ -8,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from hotloop.core.errors import HotloopError, InputError
-from hotloop.core.live import Live
+from hotloop.core.live import Live, printable
 from hotloop.monitor.families import CARD_METRICS, JOB_METRICS, PREFIX
 from hotloop.monitor.reading import Card, CardsReading, Driver, JobsReading
 
@@ -35,14 +36,7 @@ class RemoteHost:
     """
 
     def __init__(self, url: str, user: str = "", password: str = "", authority: Path | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"--url {url!r} is no address", "an exporter answers http or https", _EXAMPLE)
-        if parts.username or parts.password:
-            raise InputError(
-                "--url holds a password", "others see it in the list of processes",
-                "--user NAME, and the password in HOTLOOP_WATCH_PASSWORD",
-            )  # fmt: skip
+        parts = _parts(url)
         self.place = parts.netloc
         whole = url if parts.path.strip("/") else f"{url.rstrip('/')}/metrics"
         self._request = urllib.request.Request(whole)  # noqa: S310, http or https as seen above
@@ -65,9 +59,12 @@ class RemoteHost:
         """
         try:
             families = list(text_string_to_metric_families(self._text()))
+            if not any(family.name.startswith(PREFIX) for family in families):
+                raise ValueError(f"no name in it begins with {PREFIX}")
             cards, self._jobs = cards_of(families), JobsReading(jobs_of(families))
-        except (ValueError, KeyError, TypeError) as error:
-            raise HotloopError(f"{self.place} does not tell metrics of hotloop's", str(error), _EXAMPLE) from None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            what = f"{self.place} does not tell metrics of hotloop's"
+            raise HotloopError(what, printable(str(error)), _EXAMPLE) from None
         return cards
 
     def jobs(self) -> JobsReading:
@@ -83,14 +80,36 @@ class RemoteHost:
                 return str(answer.read(_MOST_BYTES).decode())
         except urllib.error.HTTPError as error:
             fix = "--user NAME, and the password in HOTLOOP_WATCH_PASSWORD" if error.code == 401 else _EXAMPLE
-            raise HotloopError(f"{self.place} refuses", f"HTTP {error.code} {error.reason}", fix) from None
+            raise HotloopError(f"{self.place} refuses", f"HTTP {error.code} {printable(error.reason)}", fix) from None
+        except http.client.HTTPException as error:
+            cause = printable(f"it speaks no HTTP: {error}")
+            raise HotloopError(f"{self.place} does not answer", cause, _EXAMPLE) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             fix = f"see that it runs: hotloop exporter --listen {self.place}"
-            raise HotloopError(f"{self.place} does not answer", str(reason), fix) from None
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                fix = "--ca FILE, the certificate of who signed its own"
+            raise HotloopError(f"{self.place} does not answer", printable(str(reason)), fix) from None
 
 
 _EXAMPLE = "--url http://127.0.0.1:9400"
+
+
+def _parts(url: str) -> SplitResult:
+    """Of an address that can be asked, without a password."""
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # half an IPv6 address, or a port that is none
+        right = False
+    if "@" in url:
+        raise InputError(
+            "--url holds a name or a password", "others see it in the list of processes",
+            "--user NAME, and the password in HOTLOOP_WATCH_PASSWORD",
+        )  # fmt: skip
+    if not right or not url.isprintable() or " " in url:
+        raise InputError(f"--url {url!r} is no address", "an exporter answers at http:// or https://", _EXAMPLE)
+    return parts
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -153,7 +172,9 @@ def jobs_of(families: Iterable[Metric]) -> tuple[Live, ...]:
 
 
 def _samples(by_name: dict[str, Metric], name: str) -> list[Any]:
-    return list(by_name[name].samples) if name in by_name else []
+    """Of one name, with labels that can be shown: who answers may be anybody."""
+    found = by_name[name].samples if name in by_name else []
+    return [one._replace(labels={key: printable(text) for key, text in one.labels.items()}) for one in found]
 
 
 def _who(labels: dict[str, str]) -> tuple[str, str, str]:
