@@ -2,18 +2,24 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import TCPServer
+from typing import Any
 
 import pytest
 from command import Command
+from exporter import certificate, no_openssl
 
 pytest.importorskip("textual", reason="no hotloop[monitor]")
 
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Static
 
 from hotloop.monitor.demo import Demo
 from hotloop.monitor.screen import Details, Watch
@@ -30,6 +36,34 @@ def exporter(*options: str) -> Iterator[str]:
             yield process.stdout.readline().strip().removesuffix("/metrics")
         finally:
             process.terminate()
+
+
+@pytest.mark.skipif(bool(no_openssl()), reason=no_openssl())
+def test_a_certificate_of_one_s_own_is_named(hotloop: Command, tmp_path: Path) -> None:
+    certificate(tmp_path, "server")
+    web = tmp_path / "web.yml"
+    web.write_text("tls_server_config: {cert_file: server.pem, key_file: server.key}\n")
+    with exporter("--web-config", str(web)) as url:
+        done = hotloop("watch", "--url", url, "--once", expect=1)
+        assert "fix:   --ca FILE" in done.err
+        hotloop("watch", "--url", url, "--ca", str(tmp_path / "server.pem"), "--once", expect=0)
+
+
+@contextmanager
+def answers(content: bytes) -> Iterator[str]:
+    """The address of something that sends these bytes to whoever asks."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            self.connection.recv(65536)
+            self.wfile.write(content)
+
+    with TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
 
 
 def test_what_is_there_is_printed_once(hotloop: Command) -> None:
@@ -83,7 +117,11 @@ def test_a_password_is_sent_and_a_wrong_one_said(
         (["--demo", "--url", "http://a:1"], 2, "--url and --demo"),
         (["--user", "ada"], 2, "--user and --ca need --url"),
         (["--url", "file:///etc/passwd", "--once"], 2, "is no address"),
-        (["--url", "http://ada:secret@127.0.0.1:1", "--once"], 2, "--url holds a password"),
+        (["--url", "http://ada:secret@127.0.0.1:1", "--once"], 2, "--url holds a name or a password"),
+        (["--url", "http://ada:secret@127.0.0.1:x", "--once"], 2, "--url holds a name or a password"),
+        (["--url", "http://127.0.0.1:99999", "--once"], 2, "is no address"),
+        (["--url", "http://[::1", "--once"], 2, "is no address"),
+        (["--url", "http://a b", "--once"], 2, "is no address"),
         (["--url", "http://127.0.0.1:1", "--once"], 1, "127.0.0.1:1 does not answer"),
         (["--url", "https://127.0.0.1:1", "--ca", "/nowhere", "--once"], 2, "--ca /nowhere cannot be used"),
         (["--interval", "0"], 2, "0 is not in the range"),
@@ -93,6 +131,31 @@ def test_bad_input(hotloop: Command, options: list[str], code: int, said: str) -
     done = hotloop("watch", *options, expect=code)
     assert said in done.err
     assert "secret" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "speaks no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "speaks no HTTP"),
+        (b"HTTP/1.0 200 OK\r\n\r\nnode_load1 0.5\n", "no name in it begins with hotloop_"),
+        (b'HTTP/1.0 200 OK\r\n\r\nhotloop_job_info{job_name="a",run="",rank="0",ranks="1",way="run",uuid=""} 1\n'
+         b'hotloop_job_step{job_name="a",run="",rank="0"} +Inf\n', "does not tell metrics of hotloop's"),
+    ],
+)  # fmt: skip
+def test_what_is_no_exporter_is_said(hotloop: Command, content: bytes, said: str) -> None:
+    with answers(content) as url:
+        done = hotloop("watch", "--url", url, "--once", expect=1)
+    assert said in done.err
+    assert len(done.err.splitlines()) == 3
+
+
+def test_who_answers_cannot_steer_the_terminal(hotloop: Command) -> None:
+    labels = b'{job_name="\x1b]0;mine\x07",run="",rank="0",ranks="1",way="run",uuid=""}'
+    with answers(b"HTTP/1.0 200 OK\r\n\r\nhotloop_job_info" + labels + b" 1\n") as url:
+        assert "?]0;mine?" in hotloop("watch", "--url", url, "--once", expect=0).out
+    with answers(b"HTTP/1.0 500 \x1b[31mred\r\n\r\n") as url:
+        assert "HTTP 500 ?[31mred" in hotloop("watch", "--url", url, "--once", expect=1).err
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
@@ -116,3 +179,45 @@ def test_the_live_page_sorts_and_shows_details(size: tuple[int, int]) -> None:
             await pilot.press("q")
 
     asyncio.run(use())
+
+
+def test_details_go_on_while_they_are_shown() -> None:
+    clock = [1_000_000.0]
+
+    async def use() -> None:
+        app = Watch(Watched(Demo(now=lambda: clock[0]), now=lambda: clock[0]), "here", 3600)
+
+        async def look() -> str:
+            app._look()
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            table: Any = app.screen.query_one("#pairs", Static).content
+            return " ".join(str(cell) for column in table.columns for cell in column.cells)
+
+        async with app.run_test() as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await pilot.press("enter")
+            before = await look()
+            clock[0] += 60
+            after = await look()
+            assert "step, step " in before
+            assert before != after
+
+    asyncio.run(use())
+
+
+def test_ctrl_c_ends_it() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "hotloop", "watch", "--demo"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"gpt2-large" not in shown:
+            shown += os.read(ours, 65536)
+        os.write(ours, b"\x03")
+        with suppress(OSError):  # it has ended
+            while os.read(ours, 65536):
+                pass
+        assert process.wait(60) == 0
+    os.close(ours)

@@ -19,7 +19,7 @@ from hotloop.monitor.lines import CARD_COLUMNS, JOB_COLUMNS, card_cells, details
 from hotloop.monitor.watched import Job, View, Watched
 
 _ORDERS: dict[str, Callable[[Job], object]] = {
-    "name": lambda job: (job.live.job, job.live.run, job.live.rank),
+    "name": lambda job: _who(job),
     "wait for data": lambda job: -(job.wait_share or 0.0),
     "silence": lambda job: -job.silent_seconds,
     "step time": lambda job: -(job.step_seconds or 0.0),
@@ -40,6 +40,7 @@ class Watch(App[None]):
         Binding("s", "sort", "Sort"),
         Binding("enter", "details", "Details", priority=True),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -67,7 +68,7 @@ class Watch(App[None]):
     def _look(self) -> None:
         if not self._looking:  # a host that answers slowly is not asked twice at once
             self._looking = True
-            self.run_worker(self._read, thread=True, exit_on_error=False)
+            self.run_worker(self._read, thread=True)
 
     def _read(self) -> None:
         worker = get_current_worker()
@@ -82,24 +83,26 @@ class Watch(App[None]):
         self._looking = False
         head = self.query_one("#head", Static)
         if isinstance(found, HotloopError):
-            head.update(Text(f"{self._place}: {found.what}: {found.cause}", style="bold red"))
+            head.update(Text(f"{found.what}: {found.cause}", style="bold red"))
             return
         driver = f"driver {found.driver}" if found.driver else "no driver"
         there = f"{count(len(found.cards), 'GPU')}, {count(len(found.jobs), 'rank')}"
-        head.update(Text(f"{self._place}  {there}  {driver}  {datetime.now():%H:%M:%S}  by {self._order}"))
-        self._fill("cards", [(str(card.index), card_cells(card)) for card in found.cards])
+        # What a narrow terminal cuts is the end.
+        head.update(Text(f"{self._place}  {there}  {datetime.now():%H:%M:%S}  by {self._order}  {driver}"))
+        self._fill("cards", [card_cells(card) for card in found.cards])
         self._jobs = sorted(found.jobs, key=_ORDERS[self._order])  # type: ignore[arg-type]
         width = max(8, self.size.width - 64)
-        self._fill("jobs", [(f"{job.live.job} {job.live.run} {job.live.rank}", job_cells(job, width))
-                            for job in self._jobs])  # fmt: skip
+        self._fill("jobs", [job_cells(job, width) for job in self._jobs])
         self._tell()
+        if isinstance(self.screen, Details):
+            self.screen.follow(self._jobs)
 
-    def _fill(self, name: str, rows: list[tuple[str, tuple[str, ...]]]) -> None:
+    def _fill(self, name: str, rows: list[tuple[str, ...]]) -> None:
         table = self._table(name)
         row, across = table.cursor_row, table.scroll_offset
         table.clear()
-        for key, cells in rows:
-            table.add_row(*map(Text, cells), key=key)
+        for cells in rows:
+            table.add_row(*map(Text, cells))
         table.move_cursor(row=min(row, max(0, len(rows) - 1)), animate=False)
         table.scroll_to(*across, animate=False)
 
@@ -141,11 +144,24 @@ class Details(ModalScreen[None]):
         self._job = job
 
     def compose(self) -> ComposeResult:
-        pairs = details(self._job)
-        table = Table.grid(padding=(0, 2))
-        for name, value in pairs:
-            table.add_row(Text(name, style="bold"), Text(value))
         with VerticalScroll(id="details") as box:
-            box.border_title = self._job.live.job
-            yield Static(table)
+            box.border_title = Text(self._job.live.job)
+            yield Static(self._table(), id="pairs")
         yield Footer()
+
+    def follow(self, jobs: list[Job]) -> None:
+        """Show the job as it is now; one that is gone as it was last."""
+        now = next((job for job in jobs if _who(job) == _who(self._job)), None)
+        self.query_one("#details").border_subtitle = "" if now else "ended"
+        self._job = now or self._job
+        self.query_one("#pairs", Static).update(self._table())
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, value in details(self._job):
+            table.add_row(Text(name, style="bold"), Text(value))
+        return table
+
+
+def _who(job: Job) -> tuple[str, str, int]:
+    return job.live.job, job.live.run, job.live.rank
