@@ -13,7 +13,9 @@ from pretended import pretend, record
 from runs import write_small_job
 from web import Served, served
 
-from hotloop.core.live import Publisher
+from hotloop.core.live import Publisher, Seen
+from hotloop.monitor.web.server import Server
+from hotloop.monitor.web.site import Site
 
 SECRET = "what nobody is to read"
 
@@ -180,6 +182,13 @@ def test_names_and_contents_are_shown_as_they_are(site: Served, root: Path) -> N
     assert "&lt;script&gt;alert(2)" in shown.text
 
 
+def test_a_name_that_is_no_utf_8_does_not_hide_the_list(site: Served, root: Path) -> None:
+    (root / "first-1").rename(os.fsdecode(os.fsencode(root) + b"/odd-\xff"))
+    assert 'href="/runs/odd-%FF"' in site.get("/").text
+    assert "odd-" in site.get("/runs/odd-%FF").text
+    assert site.get("/runs/odd-%FF").status == 200
+
+
 def test_damaged_metrics_are_left_out_and_counted(site: Served, root: Path) -> None:
     good = [json.dumps(record(step)) for step in (1, 2, 3)]
     bad = ['{"event": "step"', '{"event": "step"}', "[1]", "\x00\xff", "[" * 100_000, '{"event": "step", "step": "x"}']
@@ -244,6 +253,12 @@ def test_a_port_in_use_is_three_lines(hotloop: Command) -> None:
         finished = hotloop("serve", "--port", str(taken.getsockname()[1]), expect=2)
     assert [line.split(":")[0] for line in finished.err.splitlines()] == ["error", "cause", "fix"]
     assert "--port 0" in finished.err
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+def test_it_listens_at_an_ipv6_address() -> None:
+    with Server(("::1", 0), Site(Path("none"), lambda: Seen((), {}))) as server:
+        assert server.url == f"http://[::1]:{server.server_address[1]}/"
 
 
 def test_a_training_is_shown_as_it_was(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:

@@ -105,3 +105,11 @@ def test_text_and_lines_stand_out(scheme: str) -> None:
 
 def test_what_others_named_is_escaped() -> None:
     assert "<b>" not in Chart("Validation: <b>", "epoch", [Curve('"><b>', [(1, 1), (2, 2)])]).to_svg()
+
+
+@pytest.mark.parametrize("high", [30_000.0, 150_000.0, 6e6, 0.0015, 3e-6])
+def test_numbers_at_the_axis_fit_beside_it(high: float) -> None:
+    drawn = str(Chart("x", "step", [Curve("", [(0, 0.0), (10, high)])]).to_svg())
+    texts = re.findall(r'text-anchor="end">([^<]+)<', drawn)
+    assert len(texts) > 2
+    assert max(map(len, texts)) <= 7

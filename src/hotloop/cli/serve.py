@@ -27,6 +27,6 @@ def serve(root: Path, host: str, port: int) -> int:
     with Server((host, port), site) as server:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: Thread(target=server.shutdown).start())
-        click.echo(f"http://{host}:{server.server_address[1]}/")
+        click.echo(server.url)
         server.serve_forever(poll_interval=0.1)
     return 0

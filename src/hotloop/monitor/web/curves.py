@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 _WIDTH, _HEIGHT = 400, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 8, 8, 22
+"""On the left is room for seven characters in the larger type of a phone."""
 _MOST_POINTS = 400
 """More than a chart has pixels for make pages slow."""
 _SMALLEST = 1e-200
@@ -51,7 +52,9 @@ class Chart:
         )
 
     def _shown(self, value: float) -> str:
-        return f"{100 * value:.3g} %" if self.percent else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        if self.percent:
+            return f"{100 * value:.3g} %"
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
 
     def to_svg(self) -> Markup:
         """The chart as an element; its styles are classes of the page's."""

@@ -62,7 +62,10 @@ def read_rows(root: Path) -> list[Row]:
 def find_row(root: Path, name: str) -> Row | None:
     """The run of that name in a folder. It is looked up in the list: no path is made of a name that was asked for."""
     run = next((run for run in list_runs(root) if run.name == name), None)
-    return _row(run) if run else None
+    try:
+        return _row(run) if run else None
+    except FileNotFoundError:  # it has just been removed
+        return None
 
 
 def _row(run: Run) -> Row:

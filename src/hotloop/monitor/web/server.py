@@ -27,12 +27,20 @@ class Server(ThreadingHTTPServer):
         self.site = site
         self._open: set[socket.socket] = set()
         self.name = address[0]
+        self.address_family = socket.AF_INET6 if ":" in self.name else socket.AF_INET
         try:
             super().__init__(address, _Handler)
         except OSError as error:
             raise InputError(
-                f"cannot listen at {address[0]}:{address[1]}", error.strerror or str(error), "--port 0 takes a free one"
-            ) from None
+                f"cannot listen at {address[0]} port {address[1]}", error.strerror or str(error),
+                "--port 0 takes a free one; --host 127.0.0.1 is this machine alone",
+            ) from None  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        """Where it can be read."""
+        host = f"[{self.name}]" if ":" in self.name else self.name
+        return f"http://{host}:{self.server_address[1]}/"
 
     def server_bind(self) -> None:
         """Listen, without asking a name server for this machine's name."""

@@ -29,6 +29,8 @@ _PAGE_POLICY = (
 )
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'"
 """Reports bring their styles with them, and whatever wrote them into a run's directory: nothing in them runs."""
+_BYTES = "surrogateescape"
+"""How Python holds a file's name that is no UTF-8: in an address it is these bytes again."""
 _MOST_COMPARED, _FRESH_SECONDS = 8, 5
 _COLUMNS: dict[str, tuple[str, Callable[[Row], Any]]] = {
     "name": ("run", lambda row: row.name),
@@ -72,7 +74,7 @@ class Site:
             query = parse_qs(address.query, max_num_fields=64)
         except ValueError:
             return self._problem(HTTPStatus.BAD_REQUEST, "That is no address.")
-        match [unquote(part) for part in address.path.split("/")[1:]]:
+        match [unquote(part, errors=_BYTES) for part in address.path.split("/")[1:]]:
             case [""]:
                 return self._page("runs.html", **self._list(query), live=self._live(), columns=_LIVE_COLUMNS)
             case ["runs", name] if row := reading.find_row(self.root, name):
@@ -161,7 +163,7 @@ class Site:
         runs = {str(row.absolute()): row.name for row in (self.root.iterdir() if self.root.is_dir() else [])}
         names = [runs.get(str(Path(one.run).absolute()), "") if one.run else "" for one in processes]
         rows = [
-            {"cells": self._cells(one), "link": f"/runs/{quote(name, safe='')}" if name else ""}
+            {"cells": self._cells(one), "link": f"/runs/{_quoted(name)}" if name else ""}
             for one, name in zip(processes, names, strict=True)
         ]
         return {"processes": [asdict(one) for one in processes], "rows": rows}
@@ -212,9 +214,13 @@ def _environment() -> Environment:
         "seconds": lambda value: format_seconds(value) if reading.is_number(value) else "",
         "moment": lambda value: f"{datetime.fromtimestamp(value):%Y-%m-%d %H:%M}",
         "number": _number, "percent": lambda value: f"{100 * value:.1f} %" if reading.is_number(value) else "",
-        "segment": lambda text: quote(text, safe=""), "path": lambda text: quote(text, safe="/"),
+        "segment": _quoted, "path": lambda text: _quoted(text, "/"),
     }  # fmt: skip
     return made
+
+
+def _quoted(name: str, safe: str = "") -> str:
+    return quote(name, safe=safe, errors=_BYTES)
 
 
 def _number(value: object) -> str:
