@@ -128,3 +128,9 @@ def test_links_go_where_the_documentation_is_served() -> None:
     ]
     assert links[0] == "https://docs.example.org/hotloop/alerts/#hotloopinputbound"
     assert resources.files("hotloop.monitor").joinpath("rules.yml").read_text() == rules()
+
+
+def test_parts_of_a_card_are_not_counted_as_gpus() -> None:
+    # hotloop_gpu_info names MIG instances as well.
+    panel = next(panel for panel in PAGES["hotloop-fleet"]["panels"] if panel["title"] == "GPUs")
+    assert panel["targets"][0]["expr"] == "count(hotloop_gpu_reading_ok)"

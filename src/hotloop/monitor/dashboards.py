@@ -38,7 +38,7 @@ def _fleet() -> Dashboard:
         "or 0 * count by (instance) (hotloop:gpu_activity:ratio)"
     )
     figures = [
-        Panel("GPUs", "stat", [Query("count(hotloop_gpu_info)", "")], "none"),
+        Panel("GPUs", "stat", [Query("count(hotloop_gpu_reading_ok)", "")], "none"),
         Panel("Activity now", "stat", [Query("avg(hotloop:gpu_activity:ratio)", "")], "percentunit"),
         Panel("Wasted GPU hours", "stat", [Query(f"sum({_WASTED})", "")], "h"),
         Panel("Wasted money", "stat", [Query(f"sum({_WASTED}) * $price", "")], "none", f"By the {_MONEY} on top."),
