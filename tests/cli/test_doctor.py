@@ -147,6 +147,7 @@ def test_a_tensorflow_that_does_not_work_says_why(
     [
         (b"\x7fELF\x00\xff", "is no record of a machine"),
         (b"", "is no record of a machine"),
+        (b"[" * 100_000, "is no record of a machine"),
         (b'{"findings": []}', "it has no format"),
         (b'{"format": 99}', "has format 99"),
         (b'{"format": 1, "gpus": [{"index": 0}]}', "gpus.0.name"),

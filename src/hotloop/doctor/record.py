@@ -406,7 +406,7 @@ def load_record(path: Path) -> MachineRecord:
         raw: Any = json.loads(path.read_text())
     except OSError as error:
         raise InputError(f"cannot read {path}", error.strerror or str(error), fix) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no record of a machine", f"not JSON: {error}", fix) from None
     if not isinstance(raw, dict) or "format" not in raw:
         raise InputError(f"{path} is no record of a machine", "it has no format", fix)
