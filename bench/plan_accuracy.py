@@ -3,7 +3,8 @@
 Two steps, as planning needs no card:
 
 - `--measure`, on a GPU: trains each case for some steps as `hotloop train` sets it up, in a process of its own, and
-  writes its peak memory and the time of a step to `results/plan_measured.json`.
+  writes its peak memory and the time of a step to `results/plan_measured.json`. With `--pretend` one GPU stands for
+  several: PyTorch's fake process group sends nothing, so memory alone is measured, without NCCL's own.
 - without it: plans each case and compares. Besides `plan_measured.json` there are peaks and rates that other benches
   have recorded of hotloop's step. The constants of plan/cards.toml come from ResNet-50 and GPT-2; so those are no test,
   and are told apart.
@@ -19,15 +20,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from record import RESULTS, add_device, record
 
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
+
+if TYPE_CHECKING:
+    from hotloop.train.world import World
 
 GIB = 2**30
 STEPS, WARM = 20, 6
@@ -82,13 +87,18 @@ def grid() -> list[Case]:
     ]  # fmt: skip
     llama = Case("llama-3.2-1b", 2, context=4096, vocabulary=128256)
     texts += [llama, replace(llama, activations="blocks", batch=8), replace(llama, compiled=False)]
+    texts.append(Case("gpt2", 32, compiled=False, activations="blocks", context=1024))
+    texts.append(replace(llama, compiled=False, activations="blocks", batch=8))
+    images.append(Case("vit_base_patch16_224", 128, compiled=False, activations="blocks"))
     large = Case("llama-3-8b", 2, context=8192, vocabulary=128256, gpus=2, parallel="fsdp", layers=12)
     several = [
         Case("resnet50", 256, gpus=2, parallel="ddp"),
         Case("gpt2", 32, context=1024, gpus=2, parallel="ddp"),
         replace(llama, gpus=2, parallel="fsdp", batch=4),
+        replace(llama, gpus=2, parallel="fsdp", batch=4, compiled=False),
         large,
         replace(large, batch=4, activations="blocks"),
+        Case("llama-3-8b", 4, context=8192, vocabulary=128256, gpus=4, parallel="fsdp", activations="blocks"),
     ]
     return images + texts + several
 
@@ -111,7 +121,7 @@ def job_of(case: Case, folder: Path, device: str = "auto") -> Job:
     if case.context:
         task = {"name": "tokens", "context": case.context, "vocabulary": case.vocabulary}
         data = folder / "tokens.npy"
-        np.save(data, np.zeros(64 * (case.context + 1), np.uint16))
+        np.save(data, np.zeros(256 * (case.context + 1), np.uint16))
     else:
         data = folder / "images.npz"
         labels = np.arange(1000)
@@ -169,11 +179,13 @@ def compare(card: str) -> dict[str, Any]:
         cases[named] = {
             **real, "planned_gib": memory, "planned_seconds": seconds, "fits": fits,
             "calibrated": case.model in CALIBRATED,
-            "memory_off": memory / real["peak_gib"] - 1, "time_off": seconds / real["seconds"] - 1,
+            "memory_off": memory / real["peak_gib"] - 1,
         }  # fmt: skip
-        print(
-            f"{named}: {cases[named]['memory_off']:+.1%} memory, {cases[named]['time_off']:+.1%} time", file=sys.stderr
-        )
+        told = f"{named}: {cases[named]['memory_off']:+.1%} memory"
+        if real["seconds"]:
+            cases[named]["time_off"] = seconds / real["seconds"] - 1
+            told += f", {cases[named]['time_off']:+.1%} time"
+        print(told, file=sys.stderr)
     return {"card": card, "cases": cases, "off": off(cases), "goals": {"memory": 0.03, "worst": 0.1, "time": 0.2}}
 
 
@@ -183,7 +195,7 @@ def off(cases: dict[str, Any]) -> dict[str, Any]:
     for calibrated in (True, False):
         chosen = [case for case in cases.values() if case["calibrated"] is calibrated]
         if chosen:
-            memory, seconds = ([abs(case[key]) for case in chosen] for key in ("memory_off", "time_off"))
+            memory, seconds = ([abs(case[key]) for case in chosen if key in case] for key in ("memory_off", "time_off"))
             found["constants from these" if calibrated else "not seen before"] = {
                 "n": len(chosen), "memory_median": statistics.median(memory), "memory_worst": max(memory),
                 "time_median": statistics.median(seconds), "time_worst": max(seconds),
@@ -191,7 +203,22 @@ def off(cases: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def train_case(number: int, device: str, folder: Path) -> None:
+@contextmanager
+def pretended_world(ranks: int) -> Iterator["World"]:
+    """The first of so many ranks, without the others: what it would send goes nowhere."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from hotloop.train.world import World
+
+    distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield World(0, ranks, 0, ranks, 0, "", distributed.new_group(backend="fake"))
+    finally:
+        distributed.destroy_process_group()
+
+
+def train_case(number: int, device: str, folder: Path, pretend: bool) -> None:
     """What a process of `--measure` does; under torchrun one of several."""
     import torch
 
@@ -199,8 +226,8 @@ def train_case(number: int, device: str, folder: Path) -> None:
     from hotloop.train.prepare import prepare
     from hotloop.train.world import joined_world
 
-    case = tiny(grid()[number]) if device == "cpu" else grid()[number]
-    with joined_world(device, 120.0) as world:
+    case = tiny(grid()[number], pretend) if device == "cpu" else grid()[number]
+    with pretended_world(case.gpus) if pretend else joined_world(device, 120.0) as world:
         ready = prepare(job_of(case, folder, device), read_machine(), lambda text: print(text, file=sys.stderr), world)
         batch = batch_of(ready, case, device, world.data_size)
         if device == "cuda":
@@ -215,7 +242,8 @@ def train_case(number: int, device: str, folder: Path) -> None:
                 seconds.append(time.perf_counter() - started)
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
         if world.rank == 0:
-            print(json.dumps({"peak_gib": peak / GIB, "seconds": statistics.median(seconds)}))
+            told = {"peak_gib": peak / GIB, "seconds": None if pretend else statistics.median(seconds)}
+            print(json.dumps(told))
 
 
 def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
@@ -237,16 +265,18 @@ def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
     return batch
 
 
-def tiny(case: Case) -> Case:
+def tiny(case: Case, divided: bool = False) -> Case:
     """The same on a CPU: that it runs is all that it shows."""
     model = "resnet18" if not case.context else "gpt2"
     layers = 2 if case.context else 0
-    sizes = {"model": model, "batch": 2, "context": min(case.context, 16), "layers": layers}
-    return replace(case, **sizes, precision="fp32", compiled=False, activations="keep", gpus=1, parallel="none")
+    sizes = {"model": model, "batch": 4, "context": min(case.context, 16), "layers": layers}
+    small = replace(case, **sizes, precision="fp32", compiled=False, activations="keep")
+    return small if divided else replace(small, gpus=1, parallel="none")
 
 
-def measure(device: str, gpus: int) -> Iterator[dict[str, Any]]:
+def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
     """Each case that has not been, for as many GPUs, in a process of its own; all that has been measured after each.
+    DDP cannot be pretended: its reducer takes a gradient's sum from the group.
 
     Those that need no compilation come first, as they take a quarter of the time.
     """
@@ -255,13 +285,14 @@ def measure(device: str, gpus: int) -> Iterator[dict[str, Any]]:
     if earlier.exists():
         cases = json.loads(earlier.read_text())["cases"]
     for number, case in sorted(enumerate(grid()), key=lambda one: one[1].compiled):
-        if case.gpus != gpus or case.name in cases:
+        chosen = case.parallel == "fsdp" if pretend else case.gpus == gpus
+        if not chosen or case.name in cases:
             continue
         with tempfile.TemporaryDirectory() as folder:
             script = [__file__, "--case", str(number), "--device", device, "--folder", folder]
-            start = (
-                [sys.executable] if gpus == 1 else [sys.executable, "-m", "torch.distributed.run", f"--nproc={gpus}"]
-            )
+            script += ["--pretend"] if pretend else []
+            alone = gpus == 1 or pretend
+            start = [sys.executable] if alone else [sys.executable, "-m", "torch.distributed.run", f"--nproc={gpus}"]
             done = subprocess.run([*start, *script], capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             print(f"{case.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -276,6 +307,7 @@ def main() -> None:
     add_device(parser)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--gpus", type=int, default=1, help="cases for as many are measured")
+    parser.add_argument("--pretend", action="store_true", help="one GPU for several")
     parser.add_argument("--case", type=int, help="train this one, for --measure")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--card", default="H200")
@@ -283,9 +315,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.case is not None:
-        train_case(options.case, options.device, options.folder)
+        train_case(options.case, options.device, options.folder, options.pretend)
         return
-    found = measure(options.device, options.gpus) if options.measure else iter([compare(options.card)])
+    measured = measure(options.device, options.gpus, options.pretend)
+    found = measured if options.measure else iter([compare(options.card)])
     for content in found:
         if options.record and (options.device == "cuda" or not options.measure):
             content = record("plan_measured" if options.measure else "plan_accuracy", content)

@@ -1,0 +1,159 @@
+"""Whether what `hotloop plan` says fits does fit, just below a card's memory; and how much more would have.
+
+A process that holds the rest of a large card's memory makes it a small one: 24 GiB, say, of which the training's own
+context and libraries take their part, too. Each case takes the largest batch that the plan gives for such a card, and
+trains some steps with it as `hotloop train` sets it up; then with more, until it no longer fits. Goal: all fit.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plan_accuracy import Case, batch_of, job_of, tiny
+from record import add_device, record
+
+GIB = 2**30
+STEPS = 8
+CASES = (
+    (Case("resnet152", 8, "tf32", compiled=False), 24),
+    (Case("vit_base_patch16_224", 8, compiled=False), 16),
+    (Case("resnet50", 8), 24),
+    (Case("gpt2", 4, context=1024, compiled=False), 40),
+    (Case("gpt2", 4, context=1024), 24),
+    (Case("llama-3.2-1b", 1, context=4096, vocabulary=128256, activations="blocks"), 40),
+    (Case("vit_base_patch16_224", 8), 48),
+)
+MORE = (1.1, 1.25)
+"""Times the largest batch."""
+
+
+@contextmanager
+def held(gib: float, device: str) -> Iterator[None]:
+    """All of the card's memory but so much is taken by another process."""
+    if device == "cpu":
+        yield
+        return
+    holder = [sys.executable, __file__, "--hold", str(gib)]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdin
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.stdin.close()
+
+
+def hold(gib: float) -> None:
+    """What that process does."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    taken = torch.empty(free - int(gib * GIB), dtype=torch.uint8, device="cuda")
+    print(taken.numel(), flush=True)
+    sys.stdin.read()
+
+
+def train(case: Case, device: str, folder: Path) -> None:
+    """Some steps; prints what they took."""
+    import torch
+
+    from hotloop.core.machine import read_machine
+    from hotloop.train.prepare import prepare
+
+    ready = prepare(job_of(case, folder, device), read_machine(), lambda text: print(text, file=sys.stderr))
+    batch = batch_of(ready, case, device, 1)
+    for _ in range(STEPS):
+        ready.step.run(batch)
+    told = {}
+    if device == "cuda":
+        torch.cuda.synchronize()
+        told = {
+            "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+            "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+            "left_gib": torch.cuda.mem_get_info()[0] / GIB,
+            "kept_gib": torch.cuda.memory_reserved() / GIB,
+        }
+    print(json.dumps(told))
+
+
+def largest(case: Case, gib: float, card: str) -> tuple[int, dict[str, float]]:
+    """By the plan, and its memory by part, GiB."""
+    from hotloop.plan.cards import card_named
+    from hotloop.plan.planning import Request, plan_job
+
+    small = replace(card_named(card), memory_bytes=int(gib * GIB))
+
+    def planned(batch: int) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            job = job_of(replace(case, batch=batch), Path(folder)).model_copy(update={"device": "auto"})
+            return plan_job(job, Request(small, samples=100_000), lambda text: None)
+
+    most = planned(case.batch).largest_batch
+    memory = planned(most).asked.setup.memory
+    return most, {name: value / GIB for name, value in memory.parts.items()}
+
+
+def tried(case: Case, gib: float, device: str) -> dict[str, Any] | None:
+    """What a training with the case's batch told; None where memory did not suffice."""
+    with tempfile.TemporaryDirectory() as folder, held(gib, device):
+        asked = json.dumps({name: getattr(case, name) for name in case.__dataclass_fields__})
+        script = [sys.executable, __file__, "--train", asked, "--device", device, "--folder", folder]
+        done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        if "out of memory" not in done.stderr and "OutOfMemory" not in done.stderr:
+            sys.exit(f"{case.name}: {last}")
+        print(f"{case.name} in {gib} GiB: {last}", file=sys.stderr, flush=True)
+        return None
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser)
+    parser.add_argument("--card", default="H200")
+    parser.add_argument("--hold", type=float, help="what a process of this bench does")
+    parser.add_argument("--train", type=json.loads, help="what a process of this bench does")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.hold:
+        hold(options.hold)
+        return
+    if options.train:
+        train(Case(**options.train), options.device, options.folder)
+        return
+    cases: dict[str, Any] = {}
+    for case, gib in CASES:
+        most, parts = largest(case, gib, options.card)
+        chosen = replace(case, batch=most)
+        runs = {}
+        for factor in (1.0, *MORE):
+            one = replace(chosen, batch=math.ceil(factor * most))
+            found = tried(tiny(one) if options.device == "cpu" else one, gib, options.device)
+            runs[str(one.batch)] = found
+            if found is None:
+                break
+        named = f"{chosen.name}, {gib} GiB"
+        cases[named] = {"batch": most, "fits": runs[str(most)] is not None, "planned_gib": parts, "runs": runs}
+        print(f"{named}: {json.dumps(cases[named])}", file=sys.stderr, flush=True)
+        wrong = sum(not one["fits"] for one in cases.values())
+        content: dict[str, Any] = {"goals": {"wrong": 0}, "n": len(cases), "wrong": wrong, "cases": cases}
+        if options.device == "cuda":
+            record("plan_fits", content)
+    print(json.dumps(content, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()
