@@ -25,11 +25,11 @@ from hotloop.tune.job_trials import step_seconds
 CASES = (
     Case("resnet50", 256),
     Case("resnet152", 128, "tf32", compiled=False),
+    Case("gpt2", 8, context=1024, compiled=False),
     Case("vit_base_patch16_224", 128),
     Case("gpt2", 32, context=1024),
-    Case("gpt2", 8, context=1024, compiled=False),
 )
-STEPS_AN_EPOCH, EPOCHS, WARM_EPOCHS = 40, 9, 3
+STEPS_AN_EPOCH, EPOCHS, WARM_EPOCHS = 40, 7, 3
 
 
 def measure(case: Case, device: str, folder: Path) -> dict[str, Any]:

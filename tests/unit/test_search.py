@@ -13,7 +13,7 @@ pytest.importorskip("optuna", reason="pip install 'hotloop[tune]'")
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.tuning import Settings, Trial, Tuning
-from hotloop.tune.running import Chunk, Failed
+from hotloop.tune.running import Chunk, Failed, mean_of
 from hotloop.tune.search import Effort, Search
 from hotloop.tune.space import Knob, start_of
 
@@ -39,9 +39,9 @@ def search(
     @contextmanager
     def start(settings: Settings) -> Iterator[Any]:
         def chunks() -> Iterator[Chunk]:
-            yield Chunk(9.0, ((1, loss(settings, 0)),))  # the first ones compile
+            yield Chunk(9.0, losses=((1, loss(settings, 0)),))  # the first ones compile
             for step in range(1, 30):
-                yield Chunk(seconds(settings) * chance.gauss(1, noise), ((1, loss(settings, step)),))
+                yield Chunk(seconds(settings) * chance.gauss(1, noise), losses=((1, loss(settings, step)),))
 
         yield Pretended(chunks)
 
@@ -189,3 +189,12 @@ def test_the_budget_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = search((Knob("a", tuple(range(50))),), seconds, effort=Effort(budget_seconds=60))
     assert found.ended == "budget"
     assert 1 < len(found.trials) < 50
+
+
+def test_a_mean_is_of_samples_where_an_epochs_end_waits_for_steps_in_flight() -> None:
+    chunks = [Chunk(0.047, 10), Chunk(0.0248, 30)] * 10
+    mean, error = mean_of(chunks)
+    assert mean == pytest.approx((0.47 + 0.744) / 40)
+    assert error < 0.1 * mean
+    assert mean_of([*chunks, Chunk(9.0, 1)])[0] == pytest.approx(mean), "what was compiled counts for nothing"
+    assert mean_of([Chunk(2.0), Chunk(2.0), Chunk(2.0)]) == pytest.approx((2.0, 0.0))

@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from tempfile import mkdtemp
 from typing import Any
 
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.tuning import Settings, Value
-from hotloop.tune.running import Running
+from hotloop.tune.running import Chunk, Running, mean_of
 
 _FOREVER = 1_000_000
 _TOLD_SECONDS = 0.25
@@ -69,18 +68,18 @@ class JobTrials:
 
 
 def step_seconds(job: Job, environment: Mapping[str, str]) -> float:
-    """How long a step of the job takes as it stands: the median of some, timed like a trial, in at most five minutes.
+    """How long a step of the job takes as it stands: the mean of some, timed like a trial, in at most five minutes.
 
     Raises:
         Failed: it does not train.
     """
-    seconds: list[float] = []
+    chunks: list[Chunk] = []
     with JobTrials(job, environment)({}) as running:
         for chunk in running.chunks(time.monotonic() + _MEASURED_SECONDS):
-            seconds.append(chunk.seconds)
-            if len(seconds) == _CHUNKS:
+            chunks.append(chunk)
+            if len(chunks) == _CHUNKS:
                 break
-    return median(seconds[-_CHUNKS // 2 :]) * job.data.batch_size * job.train.accumulate
+    return mean_of(chunks[-_CHUNKS // 2 :])[0] * job.data.batch_size * job.train.accumulate
 
 
 def _train(folder: Path) -> None:
@@ -104,8 +103,10 @@ def _train(folder: Path) -> None:
             self._losses.append((whole.steps - self._steps, event.loss))
             self._steps = whole.steps
             if whole.seconds - self._told.seconds >= _TOLD_SECONDS:
+                samples = whole.samples - self._told.samples
                 told = {
-                    "seconds": (whole.seconds - self._told.seconds) / (whole.samples - self._told.samples),
+                    "seconds": (whole.seconds - self._told.seconds) / samples,
+                    "samples": samples,
                     "losses": self._losses,
                     "trouble": memory_trouble(memory_report()),
                 }

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import fsum, sqrt
 from pathlib import Path
+from statistics import median
 from typing import IO
 
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
 _TOLD_BYTES = 4000
+_FAR, _FEW = 2.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,36 @@ class Chunk:
 
     Attributes:
         seconds: a sample, or a step where samples are not known.
+        samples: how many it tells of; all chunks count alike where they are not known.
         losses: numbers of steps, and their mean loss; none where it is not known.
         useless: settings that change nothing here.
         trouble: why these settings will not do, although they run; empty if they do.
     """
 
     seconds: float
+    samples: int = 1
     losses: tuple[tuple[int, float], ...] = ()
     useless: tuple[str, ...] = ()
     trouble: str = ""
+
+
+def mean_of(chunks: Sequence[Chunk]) -> tuple[float, float]:
+    """Seconds of a sample, or step, with their standard error (of a ratio of sums).
+
+    Of each sample, not of each chunk: at the end of an epoch steps in flight are waited for, so that chunks alternate
+    where epochs are short (47 and 25 ms of a step, of 10 and 30 steps, where all took 30 ms: ResNet-50 on an H200).
+    Chunks that are far longer than most are left out, if there are few: a shape that was compiled, for example, which a
+    whole training does once.
+    """
+    far = _FAR * median(chunk.seconds for chunk in chunks)
+    usual = [chunk for chunk in chunks if chunk.seconds <= far]
+    kept = usual if len(usual) >= (1 - _FEW) * len(chunks) else chunks
+    samples, count = sum(chunk.samples for chunk in kept), len(kept)
+    mean = fsum(chunk.seconds * chunk.samples for chunk in kept) / samples
+    if count == 1:
+        return mean, mean
+    squares = fsum((chunk.samples * (chunk.seconds - mean)) ** 2 for chunk in kept)
+    return mean, sqrt(squares * count / (count - 1)) / samples
 
 
 def _begin_child(heard: Set[int]) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import hypot, sqrt
-from statistics import fmean, median, pstdev, stdev
+from statistics import fmean, pstdev, stdev
 
 import optuna
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.tuning import DONE, FAILED, WORSE, Settings, Trial, Tuning, Value
-from hotloop.tune.running import Chunk, Failed, Running
+from hotloop.tune.running import Chunk, Failed, Running, mean_of
 from hotloop.tune.space import Knob, size_of, start_of
 
 Start = Callable[[Settings], AbstractContextManager[Running]]
@@ -52,7 +52,6 @@ _CERTAIN = 2.0
 _LITTLE = 0.1
 _SAME = 0.01
 """Means that differ by less are as good as each other."""
-_FAR, _FEW = 2.0, 0.2
 _MOST_PROPOSALS = 30
 _FAILED_FACTOR = 10.0
 _IN_VAIN = 1
@@ -204,7 +203,7 @@ class Search:
         if left <= 0:
             raise _BudgetUsed
         deadline = now + (left if not self._trials else min(left, effort.share * effort.budget_seconds))
-        seconds: list[float] = []
+        regular: list[Chunk] = []
         chunks: list[Chunk] = []
         state, why = DONE, ""
         try:
@@ -214,14 +213,14 @@ class Search:
                     if chunk.trouble and self._trials:  # what there is may be in trouble
                         raise Failed(chunk.trouble)
                     self._useless.update(chunk.useless)
-                    until = until if seconds else min(deadline, time.monotonic() + effort.trial_seconds)
-                    seconds.append(chunk.seconds)
-                    if self._is_hopeless(seconds):
+                    until = until if regular else min(deadline, time.monotonic() + effort.trial_seconds)
+                    regular.append(chunk)
+                    if self._is_hopeless(regular):
                         state = WORSE
                         break
-                    if self._is_enough(seconds) or (time.monotonic() > until and len(seconds) >= effort.fewest):
+                    if self._is_enough(regular) or (time.monotonic() > until and len(regular) >= effort.fewest):
                         break
-            if state == DONE and len(seconds) < effort.fewest:
+            if state == DONE and len(regular) < effort.fewest:
                 raise Failed("it ended before enough was measured")
         except (Failed, HotloopError, OSError) as failure:
             if time.monotonic() >= self._began + effort.budget_seconds:
@@ -230,7 +229,7 @@ class Search:
         if state == DONE and (drift := self._drift(chunks)):
             state, why = FAILED, drift
         losses = _losses(chunks)
-        mean, error = _mean(seconds) if state != FAILED else (0.0, 0.0)
+        mean, error = mean_of(regular) if state != FAILED else (0.0, 0.0)
         trial = Trial(dict(settings), state, mean, error, losses[-1] if losses else None, time.monotonic() - now, why)
         self._trials.append(trial)
         self._told(trial)
@@ -256,14 +255,14 @@ class Search:
             return f"its loss over {steps} steps was {mean:.4g} where {expected:.4g} was expected"
         return ""
 
-    def _is_enough(self, seconds: Sequence[float]) -> bool:
-        mean, error = _mean(seconds)
-        return len(seconds) >= self._effort.fewest and error < self._effort.error * mean
+    def _is_enough(self, chunks: Sequence[Chunk]) -> bool:
+        mean, error = mean_of(chunks)
+        return len(chunks) >= self._effort.fewest and error < self._effort.error * mean
 
-    def _is_hopeless(self, seconds: Sequence[float]) -> bool:
-        if len(seconds) < self._effort.fewest or not self._ranked():
+    def _is_hopeless(self, chunks: Sequence[Chunk]) -> bool:
+        if len(chunks) < self._effort.fewest or not self._ranked():
             return False
-        mean, error = _mean(seconds)
+        mean, error = mean_of(chunks)
         return mean - _CERTAIN * error > _HOPELESS * self._mean(self._best)[0]
 
     def _measured(self, settings: Settings) -> list[float]:
@@ -344,15 +343,6 @@ def _noted(chunks: Iterator[Chunk], to: list[Chunk]) -> Iterator[Chunk]:
 def _losses(chunks: Sequence[Chunk]) -> list[float]:
     """Of each step, as far as they are told apart."""
     return [loss for chunk in chunks for steps, loss in chunk.losses for _ in range(steps)]
-
-
-def _mean(seconds: Sequence[float]) -> tuple[float, float]:
-    """With its standard error. Chunks that are far longer than most are left out, if there are few: a shape that was
-    compiled, for example, which a whole training does once.
-    """
-    usual = [each for each in seconds if each <= _FAR * median(seconds)]
-    kept = usual if len(usual) >= (1 - _FEW) * len(seconds) else seconds
-    return fmean(kept), stdev(kept) / sqrt(len(kept)) if len(kept) > 1 else fmean(kept)
 
 
 def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
