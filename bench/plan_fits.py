@@ -31,8 +31,8 @@ CASES = (
     (Case("llama-3.2-1b", 1, context=4096, vocabulary=128256, activations="blocks"), 40),
     (Case("vit_base_patch16_224", 8), 48),
 )
-MORE = (1.1,)
-"""Times the largest batch."""
+MORE, LESS = (1.1,), (0.95, 0.9, 0.8)
+"""Times the largest batch: where it fits, and where it does not."""
 
 
 @contextmanager
@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--card", default="H200")
     parser.add_argument("--hold", type=float, help="what a process of this bench does")
     parser.add_argument("--train", type=json.loads, help="what a process of this bench does")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -139,15 +140,21 @@ def main() -> None:
         return
     cases: dict[str, Any] = {}
     for case, gib in CASES:
+        if options.only not in case.name:
+            continue
         most, parts = largest(case, gib, options.card)
         chosen = replace(case, batch=most)
-        runs = {}
-        for factor in (1.0, *MORE):
-            one = replace(chosen, batch=math.ceil(factor * most))
-            found = tried(tiny(one) if options.device == "cpu" else one, gib, options.device)
-            runs[str(one.batch)] = found
-            if found is None:
-                break
+        runs: dict[str, Any] = {}
+
+        def fits(factor: float, chosen: Case = chosen, gib: float = gib, runs: dict[str, Any] = runs) -> bool:
+            one = replace(chosen, batch=math.ceil(factor * chosen.batch))
+            runs[str(one.batch)] = tried(tiny(one) if options.device == "cpu" else one, gib, options.device)
+            return runs[str(one.batch)] is not None
+
+        if fits(1.0):
+            all(map(fits, MORE))
+        else:
+            any(map(fits, LESS))
         named = f"{chosen.name}, {gib} GiB"
         cases[named] = {"batch": most, "fits": runs[str(most)] is not None, "planned_gib": parts, "runs": runs}
         print(f"{named}: {json.dumps(cases[named])}", file=sys.stderr, flush=True)

@@ -1,5 +1,7 @@
 """Help pages and errors, pinned: `pytest tests/cli --update-pages` rewrites them after a wanted change."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -116,3 +118,16 @@ def test_completion_works(hotloop: Command) -> None:
     finally:
         del os.environ["_HOTLOOP_COMPLETE"]
     assert "_hotloop_completion" in finished.out
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["job", "init"], ["runs", "--help"]])
+def test_a_full_disk_below_standard_output_is_said(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hotloop", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: cannot write standard output\ncause: No space left on device\nfix:   free some"
+    )
+    assert len(done.stderr.splitlines()) == 3, "Python adds nothing at its end"

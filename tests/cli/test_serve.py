@@ -271,3 +271,7 @@ def test_a_training_is_shown_as_it_was(hotloop: Command, make_images: Callable[.
         assert "finished" in page
         assert "step-00000018" in page
         assert "real" in site.get("/runs/real/reports/report.html").text
+
+
+def test_an_empty_address_is_not_all_of_them(hotloop: Command) -> None:
+    assert "no address to listen at" in hotloop("serve", "--host", "", expect=2).err

@@ -116,6 +116,7 @@ def test_a_password_is_sent_and_a_wrong_one_said(
         ([], 2, "this is no terminal"),
         (["--demo", "--url", "http://a:1"], 2, "--url and --demo"),
         (["--user", "ada"], 2, "--user and --ca need --url"),
+        (["--user", "ada", "--url", "http://gpu-1:9400", "--once"], 2, "would send the password readably"),
         (["--url", "file:///etc/passwd", "--once"], 2, "is no address"),
         (["--url", "http://ada:secret@127.0.0.1:1", "--once"], 2, "--url holds a name or a password"),
         (["--url", "http://ada:secret@127.0.0.1:x", "--once"], 2, "--url holds a name or a password"),

@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments[:1] or os.environ.get("HOTLOOP_DEBUG") == "1"
     try:
         code = cli.main(arguments, prog_name="hotloop", standalone_mode=False)
+        sys.stdout.flush()
     except HotloopError as error:
         _fail(error, debug)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -91,11 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        known = error.errno in FIXES and error.filename
-        _fail(cannot_write(Path(error.filename), error, HotloopError) if known else unexpected(error), debug)
+        name = "standard output" if _cannot_print() else error.filename if error.errno in FIXES else ""
+        _fail(cannot_write(Path(name), error, HotloopError) if name else unexpected(error), debug)
     except Exception as error:
         _fail(unexpected(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _cannot_print() -> bool:
+    """Whether standard output takes nothing any more: the disk below it is full, for example."""
+    try:
+        click.echo()  # what could not be written before is lost, so that a flush alone would succeed
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return True
+    return False
 
 
 def _fail(error: HotloopError, debug: bool) -> NoReturn:

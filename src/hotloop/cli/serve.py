@@ -18,15 +18,21 @@ def serve(root: Path, host: str, port: int) -> int:
 
     It prints its address and goes on until Ctrl-C. Nothing is written, and nothing comes from elsewhere.
     """
+    from hotloop.core.errors import InputError
     from hotloop.core.live import Seen, live_folder, read_live
+    from hotloop.monitor.loopback import is_loopback
     from hotloop.monitor.web.server import Server
     from hotloop.monitor.web.site import Site
 
+    if not host:
+        raise InputError("no address to listen at", "--host is empty, which would be all of them", "--host 127.0.0.1")
     folder = live_folder()
     site = Site(root, lambda: read_live(folder) if folder else Seen((), {}))
     with Server((host, port), site) as server:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: Thread(target=server.shutdown).start())
+        if not is_loopback(host):
+            click.echo("warning: everybody who reaches this address can read runs and trainings", err=True)
         click.echo(server.url)
         server.serve_forever(poll_interval=0.1)
     return 0

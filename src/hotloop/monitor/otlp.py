@@ -4,7 +4,6 @@ Names stay those of the scrape page, so that rules and dashboards hold for both;
 follow, takes units and kinds from OTLP and gets the same names.
 """
 
-import ipaddress
 import logging
 import os
 import socket
@@ -37,6 +36,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from hotloop import __version__
 from hotloop.core.errors import InputError
 from hotloop.monitor.families import PREFIX, Family
+from hotloop.monitor.loopback import is_loopback
 from hotloop.monitor.metrics import Metrics
 
 EXAMPLE = "--otlp http://127.0.0.1:4318"
@@ -122,7 +122,7 @@ def endpoint(url: str) -> str:
         raise InputError("--otlp has more than address and path", cause, f"{_VARIABLE}HEADERS=authorization=...")
     if parts.scheme not in ("http", "https") or not host:
         raise InputError(f"--otlp {url!r} is not a URL", "http:// or https:// and a host are needed", EXAMPLE)
-    if parts.scheme == "http" and not _is_loopback(host) and _given("HEADERS"):
+    if parts.scheme == "http" and not is_loopback(host) and _given("HEADERS"):
         raise InputError(
             f"--otlp {url!r} would send the headers of {_VARIABLE}HEADERS readably",
             f"{host} is not this machine, and http:// does not encrypt",
@@ -135,14 +135,7 @@ def travels_readably(url: str) -> str:
     """The other machine that metrics reach unencrypted; empty if they do not."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    return host if parts.scheme == "http" and not _is_loopback(host) else ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return host if parts.scheme == "http" and not is_loopback(host) else ""
 
 
 def _given(name: str) -> str:
@@ -224,7 +217,7 @@ class _Session(requests.Session):
         super().__init__()
         self.trouble = ""
         self.trust_env = False
-        if not _is_loopback(urlsplit(url).hostname or ""):
+        if not is_loopback(urlsplit(url).hostname or ""):
             self.proxies.update(requests.utils.get_environ_proxies(url))
 
     def request(self, *arguments: Any, **options: Any) -> requests.Response:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.live import Live, printable
 from hotloop.monitor.families import CARD_METRICS, JOB_METRICS, PREFIX
+from hotloop.monitor.loopback import is_loopback
 from hotloop.monitor.reading import Card, CardsReading, Driver, JobsReading
 
 _SECONDS = 5.0
@@ -32,12 +33,16 @@ class RemoteHost:
         authority: a file of certificates that its own is checked against; None: the system's.
 
     Raises:
-        InputError: that is no URL of http or https, or the certificates cannot be read.
+        InputError: that is no URL of http or https, the password would travel readably, or the certificates cannot be
+            read.
     """
 
     def __init__(self, url: str, user: str = "", password: str = "", authority: Path | None = None) -> None:
         parts = _parts(url)
         self.place = parts.netloc
+        if user and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            cause = f"{parts.hostname} is not this machine, and http:// does not encrypt"
+            raise InputError(f"--url {url} would send the password readably", cause, f"--url https://{parts.netloc}")
         whole = url if parts.path.strip("/") else f"{url.rstrip('/')}/metrics"
         self._request = urllib.request.Request(whole)  # noqa: S310, http or https as seen above
         if user:
