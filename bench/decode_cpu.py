@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--images", type=int, default=1500)
     parser.add_argument("--folder", type=Path, help="where the photographs are or are to be; otherwise not kept")
     parser.add_argument("--contender", choices=CONTENDERS, help="time this one here and print its images a second")

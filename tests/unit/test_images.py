@@ -180,13 +180,14 @@ def test_grey_of_16_bits_is_scaled_not_clipped(tmp_path: Path, name: str) -> Non
     "box", [Box(10, 20, 100, 140, flip=False), Box(0, 0, 300, 400, flip=True), Box(33, 7, 25, 31, flip=False)]
 )
 def test_a_crop_is_close_to_pillows_own(tmp_path: Path, suffix: str, box: Box) -> None:
-    """JPEG may be scaled while it is decoded: a mean difference of 1.5 of 255 is allowed, none for the rest."""
+    """JPEG may be scaled while it is decoded: a mean difference of 1.5 of 255 is allowed, one level otherwise."""
     file = write_image(tmp_path / f"a{suffix}", 5, (400, 300), **({"quality": 95} if suffix == ".jpg" else {}))
     edges = (box.left, box.top, box.left + box.width, box.top + box.height)
     resized = pillow(file).resize((48, 48), Image.Resampling.BILINEAR, box=edges)
     expected = np.asarray(resized).astype(int)[:, :: -1 if box.flip else 1]
     actual = decode_crop(read_file(str(file)), str(file), 48, lambda h, w: box, LIMIT).resized(48).astype(int)
-    assert np.abs(actual - expected).mean() <= (1.5 if suffix == ".jpg" else 0)
+    assert np.abs(actual - expected).mean() <= (1.5 if suffix == ".jpg" else 0.3)
+    assert suffix == ".jpg" or np.abs(actual - expected).max() <= 1
 
 
 def damaged_files(folder: Path) -> dict[str, Path]:

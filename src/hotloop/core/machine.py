@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "triton")
+_PACKAGES = (
+    "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "cykooz-resizer", "nvidia-nvimgcodec-cu13",
+    "triton",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,10 @@ class Dataset(ABC):
         """As `sample`, but a decoder of the device may have to finish it; for those who offer that."""
         return self.sample(index, random)
 
+    def in_worker(self) -> "Dataset":
+        """What a worker process reads from, asked for once in each: for those who hold there what cannot travel."""
+        return self
+
     def name(self, index: int) -> str:
         """What to call sample `index` in messages: its file, if it has one."""
         return f"sample {index}"

@@ -11,6 +11,9 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from hotloop.core.errors import DamagedSample
+from hotloop.data.crop_decoder import CropDecoder, Region
+from hotloop.data.jpeg import simple_size
+from hotloop.data.resize import Edges, resize
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,8 @@ class Cut:
         """The crop as uint8 (size, size, 3), by Pillow's antialiased bilinear filter."""
         pixels, edges = self._around(size)
         if edges != (0, 0, size, size) or pixels.shape[:2] != (size, size):
-            image = Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box=edges)
-            pixels = np.asarray(image)
-        return pixels[:, ::-1] if self.flip else pixels
+            pixels = resize(pixels, edges, size)
+        return _mirrored(pixels) if self.flip else pixels
 
     def packed(self, size: int, room: int) -> tuple[np.ndarray, np.ndarray]:
         """What a device needs to resize the crop.
@@ -62,23 +64,43 @@ class Cut:
             return self.resized(size), box_row((size, size), (0, 0, size, size))
         return pixels, box_row(pixels.shape[:2], edges, self.flip)
 
-    def _around(self, size: int) -> tuple[np.ndarray, tuple[float, float, float, float]]:
-        """The pixels that the filter reads: the crop's and some around it; and the crop's edges in those."""
-        height, width = self.pixels.shape[:2]
-        across, down = (math.ceil(max(part / size, 1.0)) for part in (self.right - self.left, self.bottom - self.top))
-        left, top = max(0, math.floor(self.left) - across), max(0, math.floor(self.top) - down)
-        right, bottom = min(width, math.ceil(self.right) + across), min(height, math.ceil(self.bottom) + down)
-        edges = (self.left - left, self.top - top, self.right - left, self.bottom - top)
-        return self.pixels[top:bottom, left:right], edges
+    def _around(self, size: int) -> tuple[np.ndarray, Edges]:
+        """The pixels that the filter reads, and the crop's edges in those."""
+        edges = (self.left, self.top, self.right, self.bottom)
+        region = _read_for(edges, self.pixels.shape, size)
+        return self.pixels[region.top : region.bottom, region.left : region.right], _inside(edges, region)
+
+
+def _mirrored(pixels: np.ndarray) -> np.ndarray:
+    """Colour by colour: a fifth of the time that copying the view `pixels[:, ::-1]` takes, three bytes at a time."""
+    mirrored = np.empty_like(pixels)
+    for colour in range(3):
+        mirrored[..., colour] = pixels[:, ::-1, colour]
+    return mirrored
+
+
+def _read_for(edges: Edges, shape: tuple[int, ...], size: int) -> Region:
+    """What the filter reads of an image of that shape: the crop, and some around it."""
+    left, top, right, bottom = edges
+    across, down = (math.ceil(max(part / size, 1.0)) for part in (right - left, bottom - top))
+    return Region(
+        max(0, math.floor(top) - down),
+        max(0, math.floor(left) - across),
+        min(shape[0], math.ceil(bottom) + down),
+        min(shape[1], math.ceil(right) + across),
+    )
+
+
+def _inside(edges: Edges, region: Region) -> Edges:
+    left, top, right, bottom = edges
+    return left - region.left, top - region.top, right - region.left, bottom - region.top
 
 
 ENCODED = 7
 """Where a row of boxes says how many bytes are there in place of pixels."""
 
 
-def box_row(
-    size: tuple[int, ...], edges: tuple[float, float, float, float], flip: bool = False, encoded: int = 0
-) -> np.ndarray:
+def box_row(size: tuple[int, ...], edges: Edges, flip: bool = False, encoded: int = 0) -> np.ndarray:
     """What a device has to know of pixels to resize a crop of them.
 
     Args:
@@ -100,8 +122,8 @@ def read_file(path: str) -> bytes:
         DamagedSample: it cannot be opened or read, or is empty.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        with open(path, "rb", buffering=0) as file:
+            content = file.readall()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DamagedSample(path, getattr(error, "strerror", None) or str(error)) from None
     if not content:
@@ -109,25 +131,29 @@ def read_file(path: str) -> bytes:
     return content
 
 
-def decode_crop(content: bytes, name: str, size: int, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:
+def decode_crop(
+    content: bytes, name: str, size: int, crop: Callable[[int, int], Box], max_pixels: int,
+    decoder: CropDecoder | None = None,
+) -> Cut:  # fmt: skip
     """Decode an image and choose a crop that is to become (size, size).
 
     JPEG goes through libjpeg-turbo, which scales by 2, 4 or 8 while it decodes where the crop is larger than what is
     asked; the rest through Pillow. One 64×64 JPEG takes 0.1 ms, a photograph of 500×375 about 1 ms; `Cut.resized`
-    another 0.7 ms.
+    another 0.2 ms.
 
     Args:
         content: of the file.
         name: of the file, for errors.
         crop: called once with height and width of the image, returns the crop.
         max_pixels: an image of more counts as damaged, before it is decoded.
+        decoder: of the crop alone, for complete baseline JPEGs; what it refuses is decoded whole.
 
     Raises:
         DamagedSample: it cannot be decoded, or is too large.
     """
     try:
         if kind_of(content) == "jpeg":
-            return _decode_jpeg(content, size, crop, max_pixels)
+            return _decode_jpeg(content, size, crop, max_pixels, decoder)
         return _decode_other(content, crop, max_pixels)
     except UnidentifiedImageError:
         raise DamagedSample(name, "it is no image of a known format") from None
@@ -168,13 +194,20 @@ def orientation(content: bytes) -> int:
 _ORIENTATION = 0x0112
 
 
-def _decode_jpeg(content: bytes, size: int, crop: Callable[[int, int], Box], max_pixels: int) -> Cut:
-    height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
+def _decode_jpeg(
+    content: bytes, size: int, crop: Callable[[int, int], Box], max_pixels: int, decoder: CropDecoder | None
+) -> Cut:
+    simple = simple_size(content)
+    height, width, colorspace = (*simple, "YCbCr") if simple else simplejpeg.decode_jpeg_header(content)[:3]
     if colorspace in ("CMYK", "YCCK"):  # libjpeg-turbo does not convert it to RGB
         return _decode_other(content, crop, max_pixels)
     _check_size(height, width, max_pixels)
     box = crop(height, width)
     part = _smallest_part(min(box.height, box.width) / size)
+    if decoder and simple and part == 1.0:
+        region = _read_for(_edges(box), (height, width), size)
+        if (pixels := decoder.decode(content, region)) is not None:
+            return Cut(pixels, *_inside(_edges(box), region), box.flip)
     pixels = simplejpeg.decode_jpeg(
         content, "RGB", min_height=math.ceil(height * part), min_width=math.ceil(width * part)
     )
@@ -215,5 +248,9 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
 
 
 def _cut(pixels: np.ndarray, box: Box, down: float, across: float) -> Cut:
-    bottom, right = (box.top + box.height) * down, (box.left + box.width) * across
-    return Cut(pixels, box.left * across, box.top * down, right, bottom, box.flip)
+    left, top, right, bottom = _edges(box)
+    return Cut(pixels, left * across, top * down, right * across, bottom * down, box.flip)
+
+
+def _edges(box: Box) -> Edges:
+    return box.left, box.top, box.left + box.width, box.top + box.height

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hotloop.data.crop_decoder import CropDecoder
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import Box, box_row, decode_crop
 from hotloop.data.image_list import ImageList
@@ -64,6 +66,10 @@ class ImageFiles(Dataset):
     A sample is `images`, uint8 (size, size, 3), red green blue, and `labels`, int64. Where a device resizes, it is
     `pixels` and `boxes` in place of `images`, as `Cut.packed` gives them; where it decodes as well, `pixels` is the
     file's content and `boxes` says so.
+
+    Attributes:
+        crops_alone: whether workers decode no more of a JPEG than its crop, where nvImageCodec is installed.
+        decoder: which does that, in a worker.
     """
 
     images: ImageList
@@ -71,6 +77,13 @@ class ImageFiles(Dataset):
     crop: RandomCrop | CenterCrop
     max_pixels: int
     resize: bool = True
+    crops_alone: bool = True
+    decoder: CropDecoder | None = field(default=None, compare=False)
+
+    def in_worker(self) -> Dataset:
+        with suppress(ImportError):
+            return replace(self, decoder=CropDecoder()) if self.crops_alone else self
+        return self
 
     @property
     def room(self) -> Mapping[str, int]:  # type: ignore[override]
@@ -96,7 +109,9 @@ class ImageFiles(Dataset):
 
     def _decoded(self, index: int, content: bytes, random: np.random.Generator) -> Sample:
         path = self.images.path(index)
-        cut = decode_crop(content, path, self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels)
+        cut = decode_crop(
+            content, path, self.size, lambda h, w: self.crop.draw(h, w, random), self.max_pixels, self.decoder
+        )
         if self.resize:
             return {"images": cut.resized(self.size), "labels": self._label(index)}
         pixels, row = cut.packed(self.size, self.room[PIXELS])

@@ -6,14 +6,15 @@ of numpy's bit generator is guaranteed stable across versions (NEP 19).
 """
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 _SEED_LIMIT = 2**64
 
 
 def sample_generator(seed: int, epoch: int, index: int, attempt: int = 0) -> np.random.Generator:
-    """The random numbers of one sample in one epoch; `attempt` counts replacements of damaged samples. About 8 µs."""
+    """The random numbers of one sample in one epoch; `attempt` counts replacements of damaged samples. About 3 µs."""
     counter = np.array([0, attempt, index, 1], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(counter=counter, key=_key(seed, epoch)))
+    return np.random.Generator(np.random.Philox(_Key(seed, epoch), counter=counter))  # type: ignore[arg-type]
 
 
 def epoch_order(seed: int, epoch: int, samples: int) -> np.ndarray:
@@ -31,6 +32,16 @@ def sample_numbers(seed: int, epoch: int, samples: int, numbers: int) -> np.ndar
     """Random numbers for each sample in one epoch, float32 (samples, numbers), 0 to 1. About 5 ms for a million."""
     generator = np.random.Generator(np.random.Philox(counter=np.array([0, 0, 0, 3], np.uint64), key=_key(seed, epoch)))
     return generator.random((samples, numbers), dtype=np.float32)
+
+
+class _Key(ISeedSequence):
+    """The key where a seed is asked for: a generator that is given a key draws a seed as well, from the system."""
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._key = _key(seed, epoch)
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
+        return self._key
 
 
 def _key(seed: int, epoch: int) -> np.ndarray:

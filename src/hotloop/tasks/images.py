@@ -81,7 +81,10 @@ class ImageClassification(Task):
             raise InputError(what, "files are varied by crops", "--set task.augment.shift=0, and crop_scale instead")
         random = RandomCrop(augment.crop_scale, augment.crop_ratio, augment.flip)
         crop = random if split == "train" else CenterCrop(settings.center_crop)
-        return ImageFiles(images, settings.image_size, crop, settings.max_pixels, resize=not self._resizes_on_device)
+        return ImageFiles(
+            images, settings.image_size, crop, settings.max_pixels, not self._resizes_on_device,
+            crops_alone=self.job.data.decode != "cpu",
+        )  # fmt: skip
 
     def model(self) -> nn.Module:
         return build_model(self.job.model.name, len(self.train_images.classes), self.job.model.arguments)

@@ -8,6 +8,7 @@ import torch
 
 from hotloop.core.job import ImagesTask, Job
 from hotloop.core.units import count
+from hotloop.data import crop_decoder
 from hotloop.data.stages import Stages
 from hotloop.train.hardware_decoder import nvjpeg_library
 from hotloop.train.progress import Span
@@ -162,6 +163,9 @@ def _advice(slow: str, stages: Stages, job: Job) -> str:
     more = "more processors would help" if number else "workers would help (data.workers)"
     if not isinstance(job.task, ImagesTask):
         return f"{workers} cannot prepare samples as fast: {more}"
-    engines = job.device == "cuda" and job.data.decode == "cpu" and nvjpeg_library() is None
-    extra = ", or the card's engines (pip install 'hotloop[gpu-decode]')" if engines else ""
+    extra = ""
+    if job.device == "cuda" and job.data.decode == "cpu" and nvjpeg_library() is None:
+        extra = ", or the card's engines (pip install 'hotloop[gpu-decode]')"
+    elif not crop_decoder.is_installed():
+        extra = ", or decoding crops alone (pip install 'hotloop[cpu-decode]')"
     return f"{workers} cannot decode as fast (reading is {share}): {more}, or smaller images ({pack} --side){extra}"
