@@ -1,18 +1,26 @@
 """The crop of a JPEG alone, by nvImageCodec on processors (https://docs.nvidia.com/cuda/nvimagecodec)."""
 
+import io
 import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
+
+from hotloop.core.environment import environment
 
 _PROCESSORS_ALONE = -99999
 """In place of a GPU's number, of nvimgcodec.h; no GPU is touched."""
 
 
+_EXTENSIONS = "NVIMGCODEC_EXTENSIONS_PATH"
+_LIBJPEG = "libjpeg_turbo_ext.so*"
 _NARROWEST = 8
 """Columns. Of one column, in an image of up to 16, libjpeg-turbo does not interpolate the colours."""
 
@@ -45,13 +53,14 @@ class CropDecoder:
     def __init__(self) -> None:
         self._messages = os.memfd_create("hotloop-decoder-messages")
         weakref.finalize(self, os.close, self._messages)
-        with self._listening():  # it tells of GPU libraries that it does not find
+        with self._listening(), _libjpeg_alone():
             from nvidia import nvimgcodec
 
             self._codec = nvimgcodec
             backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
             self._decoder = nvimgcodec.Decoder(backends=backends, max_num_cpu_threads=1, device_id=_PROCESSORS_ALONE)
             self._as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
+            self._decoder.decode(nvimgcodec.CodeStream(_any_jpeg()))  # extensions are loaded for the first image
         self._has_complained()
 
     def decode(self, content: bytes, region: Region) -> np.ndarray | None:
@@ -82,3 +91,21 @@ class CropDecoder:
             os.ftruncate(self._messages, 0)
             os.lseek(self._messages, 0, os.SEEK_SET)
         return complained
+
+
+@contextmanager
+def _libjpeg_alone() -> Iterator[None]:
+    """Of nvImageCodec's extensions the one that is needed: the others would open the GPU, in every process anew."""
+    spec = find_spec("nvidia.nvimgcodec")
+    folders = spec.submodule_search_locations if spec else None
+    with TemporaryDirectory(prefix="hotloop-") as folder:
+        for file in (found for each in folders or () for found in Path(each, "extensions").glob(_LIBJPEG)):
+            Path(folder, file.name).symlink_to(file)
+        with environment({_EXTENSIONS: folder}):
+            yield
+
+
+def _any_jpeg() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG")
+    return file.getvalue()
