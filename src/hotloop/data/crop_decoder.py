@@ -17,8 +17,6 @@ from hotloop.core.environment import environment
 
 _PROCESSORS_ALONE = -99999
 """In place of a GPU's number, of nvimgcodec.h; no GPU is touched."""
-
-
 _EXTENSIONS = "NVIMGCODEC_EXTENSIONS_PATH"
 _LIBJPEG = "libjpeg_turbo_ext.so*"
 _NARROWEST = 8
@@ -60,8 +58,12 @@ class CropDecoder:
             backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
             self._decoder = nvimgcodec.Decoder(backends=backends, max_num_cpu_threads=1, device_id=_PROCESSORS_ALONE)
             self._as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
-            self._decoder.decode(nvimgcodec.CodeStream(_any_jpeg()))  # extensions are loaded for the first image
+            decoded = self._decoder.decode(
+                nvimgcodec.CodeStream(_any_jpeg())
+            )  # extensions are loaded for the first one
         self._has_complained()
+        if decoded is None:
+            raise ImportError("nvImageCodec decodes no JPEG on processors here")
 
     def decode(self, content: bytes, region: Region) -> np.ndarray | None:
         """The region's pixels, uint8 (height, width, 3), red green blue; None if anything is not as it should be."""
