@@ -284,7 +284,6 @@ ROWS = {
     "loop_cost": loop_cost,
     "step_resnet50": step_resnet50,
     "jpeg_to_gpu": jpeg_to_gpu,
-    "jpeg_to_gpu_dali": jpeg_to_gpu,
     "step_resnet152": step_resnet152,
     "step_cifar": step_cifar,
     "step_small": step_small,

@@ -164,8 +164,8 @@ class DataSection(Section):
     )
     decode: Literal["auto", "cpu", "hardware", "dali"] = Field(
         "auto",
-        description="who decodes JPEGs: the processors alone; the card's engines too, as many as they have time for; "
-        "DALI in their place; auto: hardware, if it passes a check at the start",
+        description="who decodes JPEGs: the processors alone, each whole; the card's engines too, as many as they have "
+        "time for; DALI in their place; auto: hardware, if it passes a check at the start",
     )
     cache_gib: NonNegativeFloat = Field(
         20.0,
