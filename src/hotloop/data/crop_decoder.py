@@ -120,7 +120,7 @@ def _libjpeg_alone() -> Iterator[None]:
 
 
 def _memory_of(image: Any) -> np.ndarray:
-    """All that an image may fill. Asked for seldom: each time nvImageCodec (0.9) tells the address it loses 32 bytes."""
+    """All that an image may fill. Asked for seldom: each time that nvImageCodec 0.9 tells where, it loses 32 bytes."""
     address = image.__array_interface__["data"][0]
     return np.ctypeslib.as_array((ctypes.c_uint8 * image.capacity).from_address(address))
 
