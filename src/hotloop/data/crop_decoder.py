@@ -48,6 +48,7 @@ class CropDecoder:
 
     Raises:
         ImportError: nvImageCodec is not installed, or cannot be loaded.
+        OSError: there is no standard error, or no temporary folder.
     """
 
     def __init__(self) -> None:
@@ -62,9 +63,8 @@ class CropDecoder:
             self._image: Any = None
             self._memory = _NOWHERE
             self._as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
-            decoded = self._decoder.decode(
-                nvimgcodec.CodeStream(_any_jpeg())
-            )  # extensions are loaded for the first one
+            # Extensions are loaded for the first image.
+            decoded = self._decoder.decode(nvimgcodec.CodeStream(_any_jpeg()))
         self._has_complained()
         if decoded is None:
             raise ImportError("nvImageCodec decodes no JPEG on processors here")

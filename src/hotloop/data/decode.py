@@ -146,7 +146,8 @@ def decode_crop(
         name: of the file, for errors.
         crop: called once with height and width of the image, returns the crop.
         max_pixels: an image of more counts as damaged, before it is decoded.
-        decoder: of the crop alone, for complete baseline JPEGs; what it refuses is decoded whole.
+        decoder: of the crop alone, for complete baseline JPEGs; what it refuses is decoded whole. Its pixels are there
+            until it decodes the next image.
 
     Raises:
         DamagedSample: it cannot be decoded, or is too large.

@@ -81,7 +81,7 @@ class ImageFiles(Dataset):
     decoder: CropDecoder | None = field(default=None, compare=False)
 
     def in_worker(self) -> Dataset:
-        with suppress(ImportError):
+        with suppress(ImportError, OSError):
             return replace(self, decoder=CropDecoder()) if self.crops_alone else self
         return self
 
