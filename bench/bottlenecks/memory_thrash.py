@@ -14,7 +14,7 @@ from torch import nn
 def batches(count: int, fixed: bool, device: str):
     rng = random.Random(0)
     for _ in range(count):
-        rows = 384 * 1024 if fixed else rng.randrange(256 * 1024, 512 * 1024)
+        rows = 96 * 1024 if fixed else rng.randrange(64 * 1024, 128 * 1024)
         yield torch.randn(rows, 64, device=device), torch.randint(0, 10, (rows,), device=device)
 
 
