@@ -70,7 +70,7 @@ class WorkerPool:
 
     Args:
         feeds: data sets and rings; chunks name them by number.
-        workers: processes; each takes about 0.3 s to start, in parallel, and 50 MB.
+        workers: processes; each takes about 0.5 s to start, in parallel, and 60 MB.
         while_waiting: called every second while a batch is awaited, with the seconds so far and, for each worker, the
             name of the sample that it is at; may raise.
         imports_main: whether a worker imports the script that runs, as a data set of that script's own needs. A script
