@@ -162,3 +162,15 @@ def test_memory_does_not_grow_with_the_number_of_images() -> None:
     for _ in range(20000):
         decoder().decode(content, region)
     assert own_bytes() - before < 200_000
+
+
+def test_a_version_that_works_otherwise_is_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers decode whole images then."""
+    from nvidia import nvimgcodec
+
+    monkeypatch.delattr(nvimgcodec, "Region")
+    with pytest.raises(ImportError, match="nvImageCodec is too old"):
+        CropDecoder()
+    (tmp_path / "list.csv").write_text("path,label\na.jpg,a\nb.jpg,b\n")
+    data = ImageFiles(find_images(str(tmp_path / "list.csv")), 8, RandomCrop((0.1, 1.0), (0.7, 1.4), 0.5), LIMIT)
+    assert data.in_worker() is data

@@ -54,20 +54,27 @@ class CropDecoder:
     def __init__(self) -> None:
         self._messages = os.memfd_create("hotloop-decoder-messages")
         weakref.finalize(self, os.close, self._messages)
-        with self._listening(), _libjpeg_alone():
-            from nvidia import nvimgcodec
-
-            self._codec = nvimgcodec
-            backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
-            self._decoder = nvimgcodec.Decoder(backends=backends, max_num_cpu_threads=1, device_id=_PROCESSORS_ALONE)
-            self._image: Any = None
-            self._memory = _NOWHERE
-            self._as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
-            # Extensions are loaded for the first image.
-            decoded = self._decoder.decode(nvimgcodec.CodeStream(_any_jpeg()))
-        self._has_complained()
+        self._image: Any = None
+        self._memory = _NOWHERE
+        with _libjpeg_alone():
+            try:
+                with self._listening():
+                    self._open()
+                probe = _any_jpeg(), Region(0, 0, 8, 8)
+                self.decode(*probe)  # extensions are loaded for the first image, and may have something to say
+                decoded = self.decode(*probe)
+            except (AttributeError, TypeError) as error:  # another version than is known
+                raise ImportError(f"nvImageCodec is too old, or too new: {error}") from error
         if decoded is None:
             raise ImportError("nvImageCodec decodes no JPEG on processors here")
+
+    def _open(self) -> None:
+        from nvidia import nvimgcodec
+
+        self._codec = nvimgcodec
+        backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+        self._decoder = nvimgcodec.Decoder(backends=backends, max_num_cpu_threads=1, device_id=_PROCESSORS_ALONE)
+        self._as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
 
     def decode(self, content: bytes, region: Region) -> np.ndarray | None:
         """The region's pixels, uint8 (height, width, 3), red green blue; None if anything is not as it should be.
