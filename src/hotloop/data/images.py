@@ -81,8 +81,9 @@ class ImageFiles(Dataset):
     decoder: CropDecoder | None = field(default=None, compare=False)
 
     def in_worker(self) -> Dataset:
-        with suppress(ImportError, OSError):
-            return replace(self, decoder=CropDecoder()) if self.crops_alone else self
+        if self.crops_alone:
+            with suppress(ImportError, OSError):
+                return replace(self, decoder=CropDecoder())
         return self
 
     @property
