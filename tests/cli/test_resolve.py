@@ -120,7 +120,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_new_versions_are_taken_up_from_pips_index(hotloop: Command, index: Path) -> None:
+def test_new_versions_are_taken_up_from_pips_index(
+    hotloop: Command, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = index.parent / "constraints.txt"
+    limits.write_text("torch<2.15\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(limits))  # of what is installed here, not of what there is
     options = ["--driver", "595.45.04", "--gpu", "H100", "--json"]
     assert json.loads(hotloop("resolve", *options, expect=0).out)["torch"] == "2.15.0"
     done = hotloop("resolve", *options, "--refresh", expect=0)

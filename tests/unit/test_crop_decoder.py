@@ -140,13 +140,14 @@ def test_workers_use_it_and_give_the_same_batches(tmp_path: Path) -> None:
 
 
 def test_it_takes_no_thread_and_gives_its_file_back() -> None:
+    gc.collect()  # what earlier tests have left open is closed whenever it is collected
     threads, files = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
     made = CropDecoder()
     made.decode(jpeg(), Region(0, 0, 20, 20))
     del made
     gc.collect()
-    assert len(os.listdir("/proc/self/task")) == threads
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/task")) <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_memory_does_not_grow_with_the_number_of_images() -> None:

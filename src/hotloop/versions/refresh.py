@@ -1,6 +1,7 @@
 """New versions of torch for the table, from the metadata of the wheels that pip finds."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from hotloop.versions.table import Build, Table
 
 _LIMIT_SECONDS = 300.0
 _TAGS = {"x86_64": ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")}
+_UNCONSTRAINED = {"PIP_CONSTRAINT": os.devnull}
+"""What may be installed here limits what is installed, not what there is. pip takes an empty value as none given."""
 _NEWEST_PYTHON = 30
 """No wheel is asked for beyond Python 3.30."""
 
@@ -130,7 +133,9 @@ def _pip(*arguments: str) -> str:
     quiet = ["--quiet"] if arguments[0] == "install" else []  # else nothing at all is said of an index
     command = [sys.executable, "-m", "pip", *arguments, *quiet]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS)  # noqa: S603 - pip
+        done = subprocess.run(  # noqa: S603 - pip
+            command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, env={**os.environ, **_UNCONSTRAINED}
+        )
     except subprocess.TimeoutExpired:
         what = f"pip took longer than {_LIMIT_SECONDS:.0f} s"
         raise HotloopError(what, " ".join(arguments[:3]), f"{sys.executable} -m pip config list") from None
