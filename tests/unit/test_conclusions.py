@@ -91,12 +91,33 @@ def evidence(made: Measured, gains: dict[str, float] | None = None, **found: flo
         (replace(LOADER, workers=0, workers_busy=0.9), "input.no_workers"),
         (replace(LOADER, workers=4, workers_busy=0.95), "input.few_workers"),
         (replace(LOADER, workers=16, workers_busy=0.95), "input.slow_transform"),
-        (replace(LOADER, workers=16, workers_busy=0.1), "input.slow_storage"),
+        (replace(LOADER, workers=16, workers_busy=0.0), "input.slow_storage"),
     ],
 )
 def test_slow_input_has_a_cause_that_was_measured(loader: LoaderFacts, cause: str) -> None:
     found = findings(evidence(measured(block("watched", 1.0), loader=loader), {"cached_batch": 0.7}, input=0.5))
     assert [(one.id, one.gain_at_most, one.location) for one in found] == [(cause, 0.7, "train.py:9")]
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "busy", "gain", "fix", "expected"),
+    [
+        ("cuda", 1, 0.1, 0.79, "num_workers=5,", 0.79),
+        ("cuda", 1, 0.1, 0.99, "num_workers=16,", 1 - 1 / 16),  # what 16 wait for at once, and no less
+        ("cuda", 4, 0.1, 0.99, "num_workers=16,", 1 - 4 / 16),
+        ("cuda", 16, 0.1, 0.8, "a faster disk", 0.8),
+        ("cpu", 1, 0.16, 0.79, "num_workers=5,", 0.79 - 0.16 / FACTS["processors"]),  # the training's own processors
+        ("cpu", 16, 0.5, 0.8, "a faster disk", 0.8 - 16 * 0.5 / FACTS["processors"]),
+        ("cpu", 16, 0.6, 0.1, "", 0.0),
+    ],
+)
+def test_more_workers_gain_what_their_waiting_at_once_leaves(
+    device: str, workers: int, busy: float, gain: float, fix: str, expected: float
+) -> None:
+    made = measured(block("watched", 1.0), device=device, loader=replace(LOADER, workers=workers, workers_busy=busy))
+    found = findings(evidence(made, {"cached_batch": gain}, input=0.5))
+    assert [one.gain_at_most for one in found] == ([pytest.approx(expected)] if expected else [])
+    assert all(fix in one.fix for one in found)
 
 
 def test_workers_that_rest_are_no_finding_and_workers_that_crowd_the_training_are() -> None:

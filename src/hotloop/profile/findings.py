@@ -1,5 +1,6 @@
 """What costs time in a script, each with what was measured of it. Nothing is said by rule of thumb alone."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -12,6 +13,8 @@ from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
 _WORTH_SAYING = 0.02
 _BUSY = 0.7
 """Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
+_MOST_WORKERS = 16
+"""That are advised: each is a process, of some hundred megabytes."""
 _WAITED = 0.1
 """Share of a step from which on waiting for batches has a cause worth looking for."""
 
@@ -42,6 +45,10 @@ class Evidence:
     def processors(self) -> int:
         return int(self.measured.facts["processors"])
 
+    @property
+    def processors_a_rank(self) -> int:
+        return max(1, self.processors // self.measured.local_world_size)
+
     def gain(self, name: str) -> float | None:
         """Of an ablation; None if it was not done."""
         return next((one.gain for one in self.ablations if one.name == name), None)
@@ -63,25 +70,53 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
     if loader is None or (share < _WAITED and loader.workers_busy < _BUSY):
         return  # workers that rest while nobody waits for them are as they should be
     waits = f"{share:.0%} of a step waits for the DataLoader"
-    kind, title, why, fix = _input_cause(loader, evidence.processors // evidence.measured.local_world_size)
+    kind, title, why = _input_cause(loader, evidence.processors_a_rank)
+    fix, gain = _input_fix(kind, evidence, loader, gain)
     yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line)
 
 
-def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str, str]:
-    """Id, title, evidence and fix."""
+def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str]:
+    """Id, title and evidence."""
     busy = f"at work {min(1.0, loader.workers_busy):.0%} of the time"
     if not loader.workers:
-        fix = f"DataLoader(..., num_workers={max(1, processors)}, persistent_workers=True)"
-        return "no_workers", "samples are loaded by the training process itself", f"num_workers=0, {busy}", fix
+        return "no_workers", "samples are loaded by the training process itself", f"num_workers=0, {busy}"
     workers = f"{loader.workers} worker{'s' if loader.workers > 1 else ''}, {busy}"
     if loader.workers_busy < _BUSY:
-        fix = f"a faster disk, or more workers, as waiting needs no processor: num_workers={4 * loader.workers}"
-        return "slow_storage", "workers wait for something that is not a processor: disk, network, locks", workers, fix
+        return "slow_storage", "workers wait for something that is not a processor: disk, network, locks", workers
     if loader.workers < processors:
-        fix = f"num_workers={processors}"
-        return "few_workers", "workers compute all the time, and processors are left", workers, fix
-    fix = "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)"
-    return "slow_transform", "workers compute all the time on all processors", workers, fix
+        return "few_workers", "workers compute all the time, and processors are left", workers
+    return "slow_transform", "workers compute all the time on all processors", workers
+
+
+def _input_fix(kind: str, evidence: Evidence, loader: LoaderFacts, gain: float) -> tuple[str, float]:
+    """What to change, and what it gains at most.
+
+    Args:
+        gain: of steps whose batches are there, while nobody loads.
+    """
+    processors = evidence.processors_a_rank
+    if kind == "slow_storage":
+        return _waiting_at_once(evidence, loader, gain)
+    if kind == "no_workers":
+        return f"DataLoader(..., num_workers={processors}, persistent_workers=True)", gain
+    if kind == "few_workers":
+        return f"num_workers={processors}", gain
+    return "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)", gain
+
+
+def _waiting_at_once(evidence: Evidence, loader: LoaderFacts, gain: float) -> tuple[str, float]:
+    """As many workers as have a batch ready for each step, or a disk that lets nobody wait.
+
+    Workers that are waited for load all the time. What of that is work remains, and on a CPU the training does without.
+    """
+    ready = max(1 - gain, loader.workers / _MOST_WORKERS)
+    on_gpu, busy = evidence.measured.device == "cuda", loader.workers * loader.workers_busy
+    work = 0.0 if on_gpu else busy / evidence.processors_a_rank
+    workers = math.ceil(loader.workers / ready)
+    if workers <= loader.workers:
+        return "a faster disk", max(0.0, gain - work)
+    fix = f"num_workers={workers}, as waiting needs no processor; or a faster disk"
+    return fix, max(0.0, 1 - ready - work)
 
 
 def _epoch_start(evidence: Evidence) -> Iterator[Finding]:
@@ -165,7 +200,7 @@ def _threads(evidence: Evidence) -> Iterator[Finding]:
     threads, ranks = int(evidence.measured.facts["threads"]), evidence.measured.local_world_size
     if measured is None:
         return
-    right = max(1, evidence.processors // ranks)
+    right = evidence.processors_a_rank
     yield Finding(
         "threads.oversubscribed",
         "more threads than processors",
