@@ -1,9 +1,9 @@
-"""What our own code takes of a step is not taken for the script's."""
+"""What our own code takes of a step is not taken for the script's, and what leaving parts out is compared with."""
 
 import pytest
 
-from hotloop.profile.measured import Block, Measured, StepTime
-from hotloop.profile.shares import ablations
+from hotloop.profile.measured import Block, LoaderFacts, Measured, StepTime
+from hotloop.profile.shares import ablations, saved
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,19 @@ def test_steps_without_waits_are_without_the_time_of_our_stand_ins(
     found = ablations(Measured(blocks=blocks), computing)
     assert [(one.name, one.step_seconds) for one in found] == [("no_sync", pytest.approx(expected))]
     assert found[0].gain == pytest.approx(1 - expected / 10)
+
+
+@pytest.mark.parametrize(
+    ("loader", "names", "gain"),
+    [(None, ["no_communication"], 1 - 2 / 5), (LoaderFacts(), ["cached_batch", "no_communication"], (5 - 2) / 10)],
+)
+def test_without_a_loader_batches_given_again_are_the_script_as_it_is(
+    loader: LoaderFacts | None, names: list[str], gain: float
+) -> None:
+    blocks = tuple(
+        Block(name, (StepTime(seconds),) * 6)
+        for name, seconds in (("watched", 10.0), ("bare", 10.0), ("cached_batch", 5.0), ("no_communication", 2.0))
+    )
+    found = ablations(Measured(world_size=2, blocks=blocks, loader=loader), 0.1)
+    assert [one.name for one in found] == names
+    assert saved("communication", found) == pytest.approx(gain)

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _EVERY_SECONDS = 0.01
+_MOST = 0.01
+"""Of a processor, for looking: among hundreds of frames, a compiler's say, a look takes a third of a millisecond."""
 # A thread that runs Python lets others look after CPython's 5 ms, or where it calls what works without its lock: of 8
 # ms of Python one look of three saw something, and the others the first call of torch after them.
 _SWITCH_SECONDS = 0.0002
@@ -57,7 +59,8 @@ def _is_own(name: str) -> bool:
 
 
 class Lines:
-    """Looks at a thread every 10 ms from another one, and notes its line unless it is inside of torch's Python.
+    """Looks at a thread every 10 ms from another one, and notes its line unless it is inside of torch's Python. Where a
+    look takes more than 0.1 ms, it looks less often.
 
     A context that can be entered again. Meanwhile threads change places after 0.2 ms instead of Python's 5 ms, if one
     waits.
@@ -92,8 +95,11 @@ class Lines:
         return dict(self._counts.most_common(20))
 
     def _look(self) -> None:
-        while not self._ended.wait(_EVERY_SECONDS):
+        pause, used = _EVERY_SECONDS, 0.0
+        while not self._ended.wait(pause):
             frame = sys._current_frames().get(self._thread)
             if frame and _TORCH not in frame.f_code.co_filename and (line := script_line(frame)):
                 self._counts[line] += 1
+            before, used = used, time.thread_time()
+            pause = max(_EVERY_SECONDS, (used - before) / _MOST)
         self.seconds += time.thread_time()

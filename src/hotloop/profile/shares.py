@@ -102,6 +102,9 @@ def verdict(found: Mapping[str, float], left_out: Sequence[Ablation]) -> str:
 def ablations(measured: Measured, computing: float) -> tuple[Ablation, ...]:
     """What leaving parts out saved.
 
+    Several ranks are given their batches again whether or not a DataLoader gives them any. Where none does, those steps
+    are the script's own, and the others are compared with them: a training's first steps may be slower than later ones.
+
     Args:
         computing: share of a step; without the host's time for our stand-ins a step takes that at least.
     """
@@ -110,6 +113,9 @@ def ablations(measured: Measured, computing: float) -> tuple[Ablation, ...]:
     whole = mean_seconds(watched)
     left_out = [block for block in measured.blocks if block.name not in ("watched", "bare") and block.steps]
     seconds = {block.name: mean_seconds(block) for block in left_out}
+    if measured.loader is None and measured.world_size > 1:
+        whole = seconds.pop(PROOFS["input"], whole)
+        left_out = [block for block in left_out if block.name in seconds]
     for block in left_out:
         if block.own:
             seconds[block.name] = min(seconds[block.name], max(seconds[block.name] - block.own, computing * whole))
