@@ -169,8 +169,12 @@ def test_a_version_that_works_otherwise_is_as_none(monkeypatch: pytest.MonkeyPat
     """Workers decode whole images then."""
     from nvidia import nvimgcodec
 
+    with monkeypatch.context() as older:
+        older.setattr(nvimgcodec, "__version__", "0.8.1.39")
+        with pytest.raises(ImportError, match=r"0\.9 is the oldest that opens no GPU"):
+            CropDecoder()
     monkeypatch.delattr(nvimgcodec, "Region")
-    with pytest.raises(ImportError, match="nvImageCodec is too old"):
+    with pytest.raises(ImportError, match="nvImageCodec cannot be used"):
         CropDecoder()
     (tmp_path / "list.csv").write_text("path,label\na.jpg,a\nb.jpg,b\n")
     data = ImageFiles(find_images(str(tmp_path / "list.csv")), 8, RandomCrop((0.1, 1.0), (0.7, 1.4), 0.5), LIMIT)

@@ -221,6 +221,21 @@ def test_a_damaged_file_is_named_with_its_reason(tmp_path: Path, name: str) -> N
     assert "\n" not in caught.value.reason
 
 
+@pytest.mark.parametrize(("width", "size"), [(411, 100), (407, 50), (415, 100), (411, 200)])
+@pytest.mark.parametrize("upright", [False, True])
+def test_a_scaled_image_whose_crop_reaches_its_edge_is_resized(width: int, size: int, upright: bool) -> None:
+    """411 * (103 / 411) is 103.00000000000001, and a resizer may refuse what lies outside of an image."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (600, width, 3) if not upright else (width, 600, 3), dtype=np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "JPEG")
+    cut = decode_crop(
+        content.getvalue(), "a.jpg", size, lambda h, w: Box(h - width, w - width, width, width, False), 10**7
+    )
+    assert cut.resized(size).shape == (size, size, 3)
+    assert cut.packed(size, 10**6)[1][5] <= cut.pixels.shape[0]
+
+
 def test_the_limit_of_pixels_may_be_above_pillows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     file = tmp_path / "large.png"

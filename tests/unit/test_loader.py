@@ -257,6 +257,23 @@ def test_a_worker_that_is_killed_before_it_has_its_data_is_replaced() -> None:
         assert len(list(loader.batches())) == 5
 
 
+class Crashing(Numbers):
+    """As a library that crashes where a worker opens it."""
+
+    def in_worker(self) -> Dataset:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return self
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_die_before_they_have_their_data_are_not_replaced_for_ever(workers: int) -> None:
+    with (
+        Loaders([(Crashing(40), LoaderSettings(8))], workers) as (loader,),
+        pytest.raises(WorkerError, match="died 3 times before they had taken their data"),
+    ):
+        list(loader.batches())
+
+
 class Unloadable:
     def __reduce__(self) -> tuple[object, tuple[int, int]]:
         return divmod, (1, 0)

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+from packaging.version import Version
 from PIL import Image
 
 from hotloop.core.environment import environment
@@ -21,6 +22,8 @@ _PROCESSORS_ALONE = -99999
 _NOWHERE = np.empty(0, np.uint8)
 _EXTENSIONS = "NVIMGCODEC_EXTENSIONS_PATH"
 _LIBJPEG = "libjpeg_turbo_ext.so*"
+_OLDEST = Version("0.9")
+"""Before, images lay in page-locked memory, for which each worker would open the GPU."""
 _NARROWEST = 8
 """Columns. Of one column, in an image of up to 16, libjpeg-turbo does not interpolate the colours."""
 
@@ -63,14 +66,16 @@ class CropDecoder:
                 probe = _any_jpeg(), Region(0, 0, 8, 8)
                 self.decode(*probe)  # extensions are loaded for the first image, and may have something to say
                 decoded = self.decode(*probe)
-            except (AttributeError, TypeError) as error:  # another version than is known
-                raise ImportError(f"nvImageCodec is too old, or too new: {error}") from error
+            except Exception as error:  # whatever another version than is known has in its place
+                raise ImportError(f"nvImageCodec cannot be used: {error}") from error
         if decoded is None:
             raise ImportError("nvImageCodec decodes no JPEG on processors here")
 
     def _open(self) -> None:
         from nvidia import nvimgcodec
 
+        if Version(nvimgcodec.__version__) < _OLDEST:
+            raise ImportError(f"it is {nvimgcodec.__version__}; {_OLDEST} is the oldest that opens no GPU")
         self._codec = nvimgcodec
         backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
         self._decoder = nvimgcodec.Decoder(backends=backends, max_num_cpu_threads=1, device_id=_PROCESSORS_ALONE)

@@ -250,7 +250,8 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
 
 def _cut(pixels: np.ndarray, box: Box, down: float, across: float) -> Cut:
     left, top, right, bottom = _edges(box)
-    return Cut(pixels, left * across, top * down, right * across, bottom * down, box.flip)
+    right, bottom = min(right * across, pixels.shape[1]), min(bottom * down, pixels.shape[0])  # 411 * (103 / 411) > 103
+    return Cut(pixels, left * across, top * down, right, bottom, box.flip)
 
 
 def _edges(box: Box) -> Edges:

@@ -91,6 +91,7 @@ class WorkerPool:
         self._context = multiprocessing.get_context("spawn")
         self._tickets: dict[int, Ticket] = {}
         self._deaths: dict[int, int] = {}
+        self._unready_deaths = 0
         self._inline: deque[Chunk] = deque()
         self._numbers = 0
         self._lock = Lock()
@@ -240,7 +241,7 @@ class WorkerPool:
             number = next(iter(worker.chunks))
             answer = Filling(number, {}, (), f"its answer cannot be unpickled: {type(error).__name__}: {error}")
         if isinstance(answer, Ready):
-            worker.ready = answer
+            worker.ready, self._unready_deaths = answer, 0
         else:
             self._receive(worker.chunks.pop(answer.number), answer)
 
@@ -283,7 +284,9 @@ class WorkerPool:
         self._workers.append(fresh)
         # A worker takes its chunks in order: only the first can have killed it.
         for position, chunk in enumerate(dead.chunks.values()):
-            deaths = self._deaths[chunk.number] = self._deaths.get(chunk.number, 0) + (position == 0)
+            deaths = self._deaths[chunk.number] = self._deaths.get(chunk.number, 0) + (
+                dead.ready is not None and not position
+            )
             if deaths < _DEATHS:
                 self._send(fresh, chunk)
             else:
@@ -292,6 +295,13 @@ class WorkerPool:
     def _check_started(self, dead: _Worker) -> None:
         """Refuse to replace a worker where a fresh one would end in the same way, before its first chunk."""
         exit_code = dead.process.exitcode or 0
+        self._unready_deaths += dead.ready is None
+        if dead.ready is None and exit_code < 0 and self._unready_deaths >= _DEATHS:
+            raise WorkerError(
+                f"data workers died {_DEATHS} times before they had taken their data",
+                f"the exit code of the last was {exit_code} (-9: killed, most often for memory)",
+                "--set data.decode=cpu, if it is the decoder's library that fails; or --set data.workers=1",
+            )
         if dead.ready is None and exit_code >= 0:  # below 0 it was killed
             raise WorkerError(
                 f"a data worker ended with exit code {exit_code} before it had taken its data",
@@ -311,7 +321,7 @@ class WorkerPool:
         return WorkerError(
             f"a data worker died {_DEATHS} times on the same {len(chunk.indices)} samples ({names}, ...)",
             f"its exit code was {exit_code} (-9: killed, most often for memory)",
-            "--set data.workers=1, or look at those files",
+            "--set data.workers=1, or data.decode=cpu, or look at those files",
         )
 
 

@@ -176,9 +176,10 @@ def _keep_memory() -> None:
     Blocks above 32 MiB are given back as before. See mallopt(3).
     """
     trim_threshold, mmap_threshold = -1, -3
-    libc = ctypes.CDLL(None)
-    libc.mallopt(trim_threshold, 64 * 2**20)
-    libc.mallopt(mmap_threshold, 32 * 2**20)
+    with suppress(AttributeError):  # musl has none
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(trim_threshold, 64 * 2**20)
+        mallopt(mmap_threshold, 32 * 2**20)
 
 
 def _take_in(connection: Connection, chunks: "SimpleQueue[Chunk | None]") -> None:
