@@ -1,12 +1,13 @@
 """What a training says of itself while it goes on."""
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from test_training import Told, run, small
 
-from hotloop.core.live import FOLDER, Live, read_live
+from hotloop.core.live import FOLDER, Live, Publisher, read_live
 from hotloop.train.observer import Event, Logged, Saved, Validated
 
 
@@ -57,3 +58,24 @@ def test_without_a_folder_a_run_trains_alike(
         monkeypatch.setenv(FOLDER, asked)
         hashes.append(run(small(images, tmp_path / f"run-{number}"))[1].weights_sha256)
     assert len(set(hashes)) == 1
+
+
+def test_phases_are_told_when_they_begin_and_totals_whatever_is_logged(
+    make_images: Callable[..., Path], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.core.live._SECONDS", 0.0)
+    told: list[Live] = []
+    write = Publisher.write
+
+    def look(publisher: Publisher) -> None:
+        write(publisher)
+        told.extend(read_live(folder).processes)
+
+    monkeypatch.setattr(Publisher, "write", look)
+    run(small(make_images(), tmp_path / "run", train__epochs=2, checkpoint__every="1 epochs", log__every=1000))
+    phases = [phase for phase, _ in groupby("step" if live.phase == "loading" else live.phase for live in told)]
+    assert phases == ["starting", "step", "validating", "saving", "step", "validating", "saving", "ending"]
+    steps = [live.steps for live in told]
+    assert steps == sorted(steps)
+    assert set(steps) == set(range(9)), "each step, though none was logged by itself"
+    assert [live.samples for live in told] == [4 * live.steps for live in told]

@@ -16,6 +16,7 @@ from hotloop.monitor.card import CardReader
 from hotloop.monitor.cards import Cards
 from hotloop.monitor.numbers import known
 from hotloop.monitor.reading import Card, Instance
+from hotloop.monitor.xids import Xids
 
 LINKS = 0xFFFFFFFF
 SHORT = 0.05
@@ -245,6 +246,26 @@ def test_errors_of_cards_are_counted_by_card(read: Callable[..., Cards]) -> None
     cards.close()
     assert nvml.freed
     assert "xids" not in {thread.name for thread in enumerate()}
+
+
+def test_a_card_that_hangs_from_the_start_keeps_no_other_from_telling_its_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hotloop.monitor.xids._REGISTER_SECONDS", 0.1)
+    nvml = FakeNvml(FakeCard(working(0)), FakeCard(working(1)))
+    nvml.cards[0].hangs.clear()
+    xids = Xids(nvml, 2)
+    until = time.monotonic() + 20
+    while not xids.of(1)[0] and time.monotonic() < until:
+        nvml.events.put((1, 79))
+        time.sleep(0.01)
+    assert "79" in xids.of(1)[0]
+    nvml.cards[0].hangs.set()
+    while not xids.of(0)[0] and time.monotonic() < until:
+        nvml.events.put((0, 31))
+        time.sleep(0.01)
+    assert "31" in xids.of(0)[0], "it is heard once it answers"
+    xids.close()
 
 
 def test_parts_of_a_divided_card(read: Callable[..., Cards]) -> None:

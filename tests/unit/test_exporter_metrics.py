@@ -190,10 +190,10 @@ def publish(folder: Path, name: str, **changes: object) -> Path:
     return file
 
 
-def test_of_two_processes_with_the_same_names_the_one_heard_of_last_counts(tmp_path: Path) -> None:
-    publish(tmp_path, "one", pid=1, heartbeat=5.0, step=1)
-    publish(tmp_path, "two", pid=2, heartbeat=9.0, step=2)
-    publish(tmp_path, "three", pid=3, heartbeat=7.0, step=3, run="/elsewhere/a-1")
+def test_of_two_processes_with_the_same_names_the_one_that_began_last_counts(tmp_path: Path) -> None:
+    publish(tmp_path, "one", pid=1, begun=5.0, heartbeat=9.0, step=1)
+    publish(tmp_path, "two", pid=2, begun=6.0, heartbeat=8.0, step=2)
+    publish(tmp_path, "three", pid=3, begun=4.0, heartbeat=7.0, step=3, run="/elsewhere/a-1")
     publish(tmp_path, "other", pid=4, rank=1, step=4)
     (tmp_path / "torn.json").write_text("{")
     reading = read_jobs(tmp_path)
@@ -201,6 +201,15 @@ def test_of_two_processes_with_the_same_names_the_one_heard_of_last_counts(tmp_p
     assert reading.ignored == {"foreign": 0, "damaged": 1, "ended": 0, "duplicate": 2}
     metrics = Metrics(Given(*reading.jobs, ignored=dict(reading.ignored)))
     assert value(metrics, "hotloop_exporter_jobs_ignored", reason="duplicate") == 2
+
+
+def test_whoever_claims_to_be_in_another_container_takes_no_ones_place(tmp_path: Path) -> None:
+    ours = Publisher(tmp_path, way="train", job=LIVE.job, run=LIVE.run, rank=LIVE.rank)
+    ours.set(steps=20)
+    ours.write()
+    publish(tmp_path, "forged", pid=1, begun=1e12, heartbeat=1e12, step=666)
+    assert [live.step for live in read_jobs(tmp_path).jobs] == [0]
+    ours.close()
 
 
 ANY = st.recursive(

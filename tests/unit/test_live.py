@@ -1,5 +1,6 @@
 """What processes that train say of themselves: written, read, and not believed blindly."""
 
+import errno
 import json
 import os
 import shutil
@@ -73,6 +74,67 @@ def test_a_phase_is_told_at_once_and_is_a_sign_of_life(tmp_path: Path) -> None:
     assert (found.phase, found.heartbeat) == ("validating", 1000.5)
 
 
+def test_phases_that_take_turns_in_each_step_are_told_once_a_second(tmp_path: Path) -> None:
+    clock = Clock()
+    ours = publisher(tmp_path, clock)
+
+    def told() -> str:
+        return read_live(tmp_path).processes[0].phase
+
+    ours.enter("loading")
+    assert told() == "loading", "the first batch: not starting any more"
+    ours.enter("step")
+    assert told() == "loading"
+    clock.now += 2
+    ours.enter("step")
+    assert told() == "step", "a step that takes long"
+    ours.enter("saving")
+    assert told() == "saving"
+    ours.beat(1, "saving")
+    ours.enter("loading")
+    assert told() == "loading", "training goes on, whatever comes of it"
+
+
+def test_a_disk_that_is_full_does_not_make_a_training_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    ours = publisher(tmp_path, clock)
+    ours.beat(1)
+    clock.now += 5
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    ours.beat(2)
+    (found,) = read_live(tmp_path).processes
+    assert (found.step, found.heartbeat) == (2, 1005.0)
+    ours.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_with_long_and_odd_names_are_read(tmp_path: Path) -> None:
+    ours = publisher(tmp_path)
+    ours.note({("val", "accuracy"): 0.5, **{chr(0x4E00 + number) * 300: 1.0 for number in range(80)}})  # type: ignore[dict-item]
+    ours.write()
+    (found,) = read_live(tmp_path).processes
+    assert len(found.metrics) == 64
+    assert found.metrics["('val', 'accuracy')"] == 0.5
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_live(tmp_path / "none").processes == ()
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        read_live(tmp_path)
+    publisher(tmp_path).beat(1)  # who publishes goes on
+
+
 def test_a_process_that_was_killed_is_left_out_and_its_file_goes_with_the_next(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from hotloop.core.live import Publisher\n"
@@ -130,7 +192,7 @@ def test_what_is_no_file_of_ours_is_counted_and_harms_nothing(tmp_path: Path, ki
         case "folder":
             bad.mkdir()
         case "large":
-            bad.write_text(json.dumps({**content, "job": "x" * 100_000}))
+            bad.write_text(json.dumps({**content, "job": "x" * 200_000}))
         case "version":
             bad.write_text(json.dumps({**content, "format": 99}))
         case "deep":
@@ -143,8 +205,9 @@ def test_what_is_no_file_of_ours_is_counted_and_harms_nothing(tmp_path: Path, ki
 
 
 def test_hostile_words_come_out_harmless(tmp_path: Path) -> None:
-    publisher(tmp_path, job="a\n\x1b[31m" + "b" * 1000).write()
+    publisher(tmp_path, job="a\n\x1b[31m" + "b" * 1000, run="/runs/" + "c" * 1000).write()
     (found,) = read_live(tmp_path).processes
+    assert found.run == "/runs/" + "c" * 1000, "whoever looks for a run looks for all of its path"
     assert found.job.startswith("a??[31mbbb")
     assert len(found.job) == 200
 
@@ -225,11 +288,13 @@ def test_a_script_of_ones_own_is_made_known_by_its_figures(tmp_path: Path) -> No
         "import hotloop, os, sys; from pathlib import Path; from hotloop.core.live import read_live\n"
         "hotloop.publish({'revenue': 3.5}, step=7)\n"
         "(found,) = read_live(Path(os.environ['HOTLOOP_LIVE'])).processes\n"
-        "print(found.way, found.step, found.metrics)"
+        "print(found.way, found.step, found.metrics, found.rank, found.ranks, found.run)"
     )
-    environment = {**os.environ, FOLDER: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "library 7 {'revenue': 3.5}\n", done.stderr
+    environment = {**os.environ, FOLDER: str(tmp_path), "RANK": "3", "WORLD_SIZE": "8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, cwd="/usr"
+    )
+    assert done.stdout == "library 7 {'revenue': 3.5} 3 8 /usr\n", done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

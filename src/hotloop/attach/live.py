@@ -1,11 +1,10 @@
 """A script that trains, made known to whoever watches the machine."""
 
 import atexit
-import os
 from pathlib import Path
 from typing import Any
 
-from hotloop.core.live import Publisher, live_folder, script_name
+from hotloop.core.live import Publisher, live_folder, number, script_name
 
 
 def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publisher:
@@ -17,8 +16,8 @@ def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publ
         folder: of this start, by whose name it is told from others of the same script.
     """
     publisher = Publisher(
-        live_folder(), way=way, job=script_name(), run=str(folder), rank=_number("RANK", 0),
-        ranks=_number("WORLD_SIZE", 1), gpu=gpu_uuid(torch, device), phase="step",
+        live_folder(), way=way, job=script_name(), run=str(folder), rank=number("RANK", 0),
+        ranks=number("WORLD_SIZE", 1), gpu=gpu_uuid(torch, device), phase="step",
     )  # fmt: skip
     atexit.register(publisher.close)
     return publisher
@@ -30,8 +29,3 @@ def gpu_uuid(torch: Any, device: Any) -> str:
         return ""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return f"GPU-{found}" if found else ""
-
-
-def _number(variable: str, otherwise: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else otherwise

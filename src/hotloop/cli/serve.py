@@ -1,6 +1,7 @@
 """`hotloop serve`."""
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -27,7 +28,14 @@ def serve(root: Path, host: str, port: int) -> int:
     if not host:
         raise InputError("no address to listen at", "--host is empty, which would be all of them", "--host 127.0.0.1")
     folder = live_folder()
-    site = Site(root, lambda: read_live(folder) if folder else Seen((), {}))
+
+    def look() -> Seen:
+        with suppress(OSError):  # a folder that cannot be read at the moment: runs are shown all the same
+            if folder:
+                return read_live(folder)
+        return Seen((), {})
+
+    site = Site(root, look)
     with Server((host, port), site) as server:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: Thread(target=server.shutdown).start())

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hotloop.core.errors import HotloopError
 from hotloop.core.live import Live
 from hotloop.core.units import format_seconds
 from hotloop.monitor.reading import Card, Host
@@ -66,7 +67,12 @@ class Watched:
             HotloopError: it cannot be read.
         """
         begun = self._clock()
-        cards, lives = self._host.cards(), self._host.jobs().jobs
+        cards = self._host.cards()
+        try:
+            lives = self._host.jobs().jobs
+        except OSError as error:
+            what = f"{error.filename} cannot be read"
+            raise HotloopError(what, error.strerror or str(error), "HOTLOOP_LIVE=FOLDER hotloop watch") from error
         by_uuid = {card.uuid: card for card in cards.cards}
         jobs = tuple(self._job(live, by_uuid.get(live.gpu)) for live in lives)
         there = {_key(live) for live in lives}

@@ -4,11 +4,14 @@ import ctypes
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any
 
 _WAIT_SECONDS = 5.0
 """For an error, before it is looked whether to go on."""
+_REGISTER_SECONDS = 5.0
+"""For all cards to say that they will tell; who is late is heard from then on."""
 _PAUSE_SECONDS = 0.5
 """After a wait that failed, and for the thread to end."""
 
@@ -45,15 +48,14 @@ class Xids:
             events = nvml.nvmlEventSetCreate()
         except (nvml.NVMLError, AttributeError):
             return
-        indexes = {}
-        for index in range(count):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-            except nvml.NVMLError:  # lost already, or a card that tells none
-                continue
-            indexes[_address(handle)] = index
-        while indexes and not self._closed.is_set():
+        indexes: dict[int | None, int] = {}
+        asking = [Thread(target=self._register, args=(events, each, indexes), name="xids", daemon=True)
+                  for each in range(count)]  # fmt: skip
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(_REGISTER_SECONDS / count)
+        while not self._closed.is_set() and (indexes or any(thread.is_alive() for thread in asking)):
             try:
                 event = nvml.nvmlEventSetWait_v2(events, int(_WAIT_SECONDS * 1000))
             except nvml.NVMLError as error:
@@ -63,6 +65,14 @@ class Xids:
             # By the handle: a card that has just been lost would not tell its name any more.
             self._count(indexes.get(_address(event.device)), str(event.eventData))
         nvml.nvmlEventSetFree(events)
+
+    def _register(self, events: Any, index: int, indexes: dict[int | None, int]) -> None:
+        """On a thread of its own: a card that hangs keeps none of the others from telling their errors."""
+        nvml = self._nvml
+        with suppress(nvml.NVMLError):  # lost already, or a card that tells none
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+            indexes[_address(handle)] = index
 
     def _count(self, index: int | None, xid: str) -> None:
         if index is not None:

@@ -44,7 +44,8 @@ class Heart:
 
     Attributes:
         world: whose rank it is of.
-        phase, step: set by the loop.
+        phase: what it is at.
+        step: set by the loop.
     """
 
     def __init__(self, world: World) -> None:
@@ -61,6 +62,17 @@ class Heart:
         self._beats += 1
         if self._publisher:
             self._publisher.beat(self.step, self.phase)
+
+    def enter(self, phase: str) -> None:
+        """A phase has begun."""
+        self.phase = phase
+        if self._publisher:
+            self._publisher.enter(phase)
+
+    @property
+    def due(self) -> bool:
+        """Whether the next beat tells what was measured."""
+        return self._publisher is not None and self._publisher.due
 
     def publish(self, publisher: Publisher) -> None:
         """From now on there."""

@@ -127,7 +127,8 @@ class Loop:
         self._meter = Meter()
         self.data_meter = DataMeter(self._device)
         self._timer = self.data_meter.timer
-        self._steps_since_log = 0
+        self._steps_unmeasured = 0
+        self._unlogged = Span()
         self._logged = 0.0
         self._since_log = Span()
         self._leaks = LeakDetector(parts.observer.warn)
@@ -211,18 +212,21 @@ class Loop:
             indices.append(batch.indices)
         if timer:
             timer.end(samples)
-        self._steps_since_log += 1
+        self._steps_unmeasured += 1
         self.progress = replace(self.progress, batch=end, step=self.progress.step + 1)
-        self._parts.heart.step = self.progress.step
-        self._parts.heart.beat()
         self._losses.add(self.progress.step, indices)
         self._meter.add(samples)
+        self._parts.heart.step = self.progress.step
+        if self._parts.heart.due:
+            self._measure()
+        self._parts.heart.beat()
 
     def _next_batch(self) -> DeviceBatch:
-        started, self._parts.heart.phase = time.perf_counter(), "loading"
+        self._parts.heart.enter("loading")
+        started = time.perf_counter()
         batch = next(self._batches)
         self._meter.waited(time.perf_counter() - started)
-        self._parts.heart.phase = "step"
+        self._parts.heart.enter("step")
         return batch
 
     def _prepare(self, batch: DeviceBatch) -> Tensors:
@@ -239,14 +243,20 @@ class Loop:
             return self.progress.step % every == 0
         return self.progress.step % _LOG_STEPS == 0 and time.monotonic() - self._logged >= _LOG_SECONDS
 
-    def _log(self, wait: bool = False) -> None:
-        """Bring the losses that have arrived to the host and tell the observer."""
-        span = self.data_meter.add(self._meter.take(), self._steps_since_log, self._parts.train.stages)
-        self._parts.heart.measured(span, self._steps_since_log, self._parts.step.communication.seconds)
-        self._steps_since_log = 0
-        self._logged = time.monotonic()
+    def _measure(self) -> None:
+        """Take in what went by since the last time. Costs no wait for the device."""
+        span = self.data_meter.add(self._meter.take(), self._steps_unmeasured, self._parts.train.stages)
+        self._parts.heart.measured(span, self._steps_unmeasured, self._parts.step.communication.seconds)
+        self._steps_unmeasured = 0
+        self._unlogged = self._unlogged.plus(span)
         self._since_log = self._since_log.plus(span)
         self._slow_ranks.add(span)
+
+    def _log(self, wait: bool = False) -> None:
+        """Bring the losses that have arrived to the host and tell the observer."""
+        self._measure()
+        span, self._unlogged = self._unlogged, Span()
+        self._logged = time.monotonic()
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)
         if self._world.size > 1:
             arrived = [loss / self._world.size for loss in self._world.sum(arrived)]
@@ -291,7 +301,7 @@ class Loop:
 
     def _validate(self) -> dict[str, float]:
         assert self._parts.val is not None
-        self._parts.heart.phase = "validating"
+        self._parts.heart.enter("validating")
         last = self.progress.epoch == self._job.train.epochs - 1
         return validate(
             self._parts.task,
@@ -319,7 +329,7 @@ class Loop:
         """Begin a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
         if self._saved == self.progress:
             return
-        self._parts.heart.phase = "saving"
+        self._parts.heart.enter("saving")
         self._end_saving()
         self._log(wait=True)
         self._slow_ranks.compare()
@@ -339,11 +349,12 @@ class Loop:
     def _save_and_wait(self) -> None:
         """The checkpoint that a run ends with."""
         self._save()
-        self._parts.heart.phase = "saving"
+        self._parts.heart.enter("saving")
         self._end_saving()
         if self._parts.copies:
             self._beat_until(self._parts.copies.done)
         self._look_at_copies(wait=True)
+        self._parts.heart.enter("ending")
 
     def _beat_until(self, done: Callable[[], bool]) -> None:
         """Wait for a disk or a store: that it takes long is no hang, up to a limit."""
