@@ -1,6 +1,8 @@
 """A host as it is watched: rates between looks, what stands out, and the same over the network."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotloop.core.live import Live
 from hotloop.monitor.demo import Demo
-from hotloop.monitor.lines import spark
+from hotloop.monitor.lines import details, spark
 from hotloop.monitor.metrics import Metrics
+from hotloop.monitor.profiled import last_profile
 from hotloop.monitor.reading import Card, CardsReading, JobsReading
 from hotloop.monitor.remote import cards_of, jobs_of
 from hotloop.monitor.watched import Watched
@@ -95,6 +98,32 @@ def test_an_exporters_text_holds_all_that_the_host_has() -> None:
     assert sorted(jobs_of(families), key=lambda live: (live.job, live.rank)) == sorted(
         expected, key=lambda live: (live.job, live.rank)
     )
+
+
+def test_a_jobs_last_profile_is_told(tmp_path: Path) -> None:
+    def write(folder: Path, content: str, written: float) -> None:
+        folder.mkdir(parents=True)
+        (folder / "profile.json").write_text(content)
+        os.utime(folder / "profile.json", (written, written))
+
+    here = tmp_path / "here"
+    live = replace(LIVE, run=str(tmp_path / "run"))
+    (tmp_path / "proc" / "1").mkdir(parents=True)
+    (tmp_path / "proc" / "1" / "cwd").symlink_to(here)
+
+    def told(live: Live = live) -> str:
+        return last_profile(live, tmp_path / "proc", lambda: NOW)
+
+    assert told() == ""
+    write(here / "profiles" / "digits-1", '{"sentence": "input-bound: 9% waits"}', NOW - 120)
+    write(here / "profiles" / "other-1", '{"sentence": "of another script"}', NOW)
+    assert told() == f"input-bound: 9% waits (120 s ago, {here}/profiles/digits-1)"
+    write(tmp_path / "run" / "profile", '{"sentence": "copy-bound\\u001b[31m"}', NOW - 60)
+    assert told() == f"copy-bound?[31m (60.0 s ago, {tmp_path}/run/profile)"
+    assert ("last profile", "copy-bound") in details(watched(Fixed(live)).look().jobs[0], "copy-bound")
+    write(here / "profiles" / "digits-2", "[" * 100_000, NOW)
+    assert told() == ""
+    assert told(replace(live, pid=0)) == "", "of another machine"
 
 
 def test_a_line_of_blocks() -> None:

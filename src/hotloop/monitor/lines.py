@@ -42,11 +42,16 @@ def job_cells(job: Job, width: int = 16) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def details(job: Job) -> list[tuple[str, str]]:
-    """All that is known of a job."""
+def details(job: Job, profiled: str = "") -> list[tuple[str, str]]:
+    """All that is known of a job.
+
+    Args:
+        profiled: what its last profile says.
+    """
     live, card = job.live, job.card
     pairs = [
         ("verdict", job.verdict or "nothing stands out"),
+        ("last profile", profiled),
         ("started by", f"hotloop {live.way}" if live.way != "library" else "a script of its own"),
         ("run", live.run),
         ("process", f"{live.pid}, rank {live.rank} of {live.ranks}" if live.pid else f"rank {live.rank}"),

@@ -16,6 +16,7 @@ from textual.worker import get_current_worker
 from hotloop.core.errors import HotloopError
 from hotloop.core.units import count
 from hotloop.monitor.lines import CARD_COLUMNS, JOB_COLUMNS, card_cells, details, job_cells, verdicts
+from hotloop.monitor.profiled import last_profile
 from hotloop.monitor.watched import Job, View, Watched
 
 _ORDERS: dict[str, Callable[[Job], object]] = {
@@ -158,7 +159,7 @@ class Details(ModalScreen[None]):
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name, value in details(self._job):
+        for name, value in details(self._job, last_profile(self._job.live)):
             table.add_row(Text(name, style="bold"), Text(value))
         return table
 
