@@ -1,7 +1,7 @@
 """What it costs a training to be watched: the time that `hotloop.core.live` takes in a step of 5 ms.
 
-Steps are as in `hotloop train`: two phases, times added up, a sign of life; by the clock given a step is 5 ms, so that a
-file is written in every 200th. Goal: 0.1 % of the step.
+Steps are as in `hotloop train`: two phases, times added up, a sign of life; by the clock given a step is 5 ms, so that
+a file is written in every 200th. Goal: 0.1 % of the step.
 """
 
 import argparse

@@ -117,9 +117,9 @@ def test_a_jobs_last_profile_is_told(tmp_path: Path) -> None:
     assert told() == ""
     write(here / "profiles" / "digits-1", '{"sentence": "input-bound: 9% waits"}', NOW - 120)
     write(here / "profiles" / "other-1", '{"sentence": "of another script"}', NOW)
-    assert told() == f"input-bound: 9% waits (120 s ago, {here}/profiles/digits-1)"
+    assert told() == f"input-bound: 9% waits (2 min 00 s ago, {here}/profiles/digits-1)"
     write(tmp_path / "run" / "profile", '{"sentence": "copy-bound\\u001b[31m"}', NOW - 60)
-    assert told() == f"copy-bound?[31m (60.0 s ago, {tmp_path}/run/profile)"
+    assert told() == f"copy-bound?[31m (1 min 00 s ago, {tmp_path}/run/profile)"
     assert ("last profile", "copy-bound") in details(watched(Fixed(live)).look().jobs[0], "copy-bound")
     write(here / "profiles" / "digits-2", "[" * 100_000, NOW)
     assert told() == ""

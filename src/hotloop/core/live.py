@@ -330,7 +330,7 @@ def _live(content: Any) -> Live:
     """
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError("of another version")
-    return Live(**{name: read(content.get(name)) for name, read in _FIELDS})
+    return Live(run=_path(content.get("run")), **{name: read(content.get(name)) for name, read in _FIELDS})
 
 
 def _number(value: object) -> float:
@@ -374,7 +374,7 @@ _READERS: dict[Any, Callable[[object], Any]] = {
     int: lambda value: int(_number(value)), float: lambda value: float(_number(value)), float | None: _number_or_none,
     str: _words, dict[str, float]: _metrics,
 }  # fmt: skip
-_FIELDS = [(one.name, _path if one.name == "run" else _READERS[one.type]) for one in fields(Live)]
+_FIELDS = [(one.name, _READERS[one.type]) for one in fields(Live) if one.name != "run"]
 
 
 def _is_alive(live: Live, file: Path, here: _Processes, now: Callable[[], float]) -> bool:
