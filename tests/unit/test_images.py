@@ -205,13 +205,15 @@ def damaged_files(folder: Path) -> dict[str, Path]:
     write_image(folder / "huge.png", 1, (1100, 1000))
     write_image(folder / "huge.jpg", 1, (1100, 1000))
     (folder / "folder.jpg").mkdir()
-    return {name: folder / name for name in [*contents, "huge.png", "huge.jpg", "folder.jpg", "absent.jpg"]}
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "device.jpg").symlink_to("/dev/zero")
+    return {name: folder / name for name in [*contents, *OTHERS]}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["empty.jpg", "text.jpg", "cut.jpg", "cut.png", "flipped.png", "huge.png", "huge.jpg", "folder.jpg", "absent.jpg"],
-)
+OTHERS = ["huge.png", "huge.jpg", "folder.jpg", "absent.jpg", "pipe.jpg", "device.jpg"]
+
+
+@pytest.mark.parametrize("name", ["empty.jpg", "text.jpg", "cut.jpg", "cut.png", "flipped.png", *OTHERS])
 def test_a_damaged_file_is_named_with_its_reason(tmp_path: Path, name: str) -> None:
     file = damaged_files(tmp_path)[name]
     with pytest.raises(DamagedSample) as caught:

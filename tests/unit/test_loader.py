@@ -585,20 +585,34 @@ def test_memory_that_the_machine_does_not_give_is_told_with_its_size() -> None:
     assert "batch_size" in caught.value.fix
 
 
-def test_workers_end_when_the_training_process_is_killed(tmp_path: Path) -> None:
+class Unanswered(Numbers):
+    """As files on a server that does not answer: all but the first batch."""
+
+    def sample(self, index: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        if len(READ) == 8:
+            threading.Event().wait()
+        READ.append(index)
+        return super().sample(index, random)
+
+
+READ: list[int] = []
+
+
+@pytest.mark.parametrize("dataset", ["Numbers", "Unanswered"])
+def test_workers_end_when_the_training_process_is_killed(tmp_path: Path, dataset: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent("""
             import os, signal
             from hotloop.data.loader import Loaders, LoaderSettings
-            from test_loader import Numbers
+            from test_loader import DATASET
 
             if __name__ == "__main__":
-                with Loaders([(Numbers(400), LoaderSettings(8))], 2) as (loader,):
+                with Loaders([(DATASET(400), LoaderSettings(8))], 2) as (loader,):
                     next(loader.batches())
                     print(*(worker.process.pid for worker in loader._pool._workers), flush=True)
                     os.kill(os.getpid(), signal.SIGKILL)
-        """)
+        """).replace("DATASET", dataset)
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     child = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=environment)

@@ -2,6 +2,8 @@
 
 import io
 import math
+import os
+import stat
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,16 +121,22 @@ def read_file(path: str) -> bytes:
     """The content of an image's file.
 
     Raises:
-        DamagedSample: it cannot be opened or read, or is empty.
+        DamagedSample: it cannot be opened or read, is empty, or is no file: a pipe is waited for, a device has no end.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DamagedSample(path, "it is no regular file")
             content = file.readall()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DamagedSample(path, getattr(error, "strerror", None) or str(error)) from None
     if not content:
         raise DamagedSample(path, "the file is empty")
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def decode_crop(

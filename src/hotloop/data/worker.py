@@ -82,6 +82,8 @@ class Filling:
     took: Stages = NOTHING
 
 
+_END_SECONDS = 10.0
+"""For the chunk that is being filled; the training process gives half of that."""
 NICE = 5
 """The training process and the threads that feed the device come first where processors are few."""
 
@@ -187,3 +189,5 @@ def _take_in(connection: Connection, chunks: "SimpleQueue[Chunk | None]") -> Non
         while True:
             chunks.put(connection.recv())
     chunks.put(None)
+    time.sleep(_END_SECONDS)
+    os._exit(1)  # the training process is gone, and a sample that is waited for would keep this one for ever
