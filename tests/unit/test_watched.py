@@ -100,6 +100,14 @@ def test_an_exporters_text_holds_all_that_the_host_has() -> None:
     )
 
 
+def test_cards_that_hung_before_they_told_their_name_are_several() -> None:
+    text = "# TYPE hotloop_gpu_reading_ok gauge\n" + "".join(
+        f'hotloop_gpu_reading_ok{{uuid="",gpu="{index}"}} 0\n' for index in range(2)
+    )
+    found = cards_of(text_string_to_metric_families(text)).cards
+    assert [(card.index, card.answers) for card in found] == [(0, False), (1, False)]
+
+
 def test_a_jobs_last_profile_is_told(tmp_path: Path) -> None:
     def write(folder: Path, content: str, written: float) -> None:
         folder.mkdir(parents=True)

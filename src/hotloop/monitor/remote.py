@@ -130,7 +130,8 @@ def cards_of(families: Iterable[Metric]) -> CardsReading:
     cards: dict[str, Card] = {}
     for sample in _samples(by_name, "gpu_reading_ok"):
         labels = sample.labels
-        cards[labels["uuid"]] = Card(int(labels["gpu"]), labels["uuid"], answers=bool(sample.value))
+        name = labels["uuid"] or labels["gpu"]  # what has hung from the start has no other
+        cards[name] = Card(int(labels["gpu"]), labels["uuid"], answers=bool(sample.value))
     for sample in _samples(by_name, "gpu_info"):
         if sample.labels["uuid"] in cards:
             names = {key: sample.labels[key] for key in ("name", "bus_id", "mig")}
