@@ -85,7 +85,7 @@ def test_phases_that_take_turns_in_each_step_are_told_once_a_second(tmp_path: Pa
     assert told() == "loading", "the first batch: not starting any more"
     ours.enter("step")
     assert told() == "loading"
-    clock.now += 2
+    clock.now += 2.5
     ours.enter("step")
     assert told() == "step", "a step that takes long"
     ours.enter("saving")
@@ -93,6 +93,25 @@ def test_phases_that_take_turns_in_each_step_are_told_once_a_second(tmp_path: Pa
     ours.beat(1, "saving")
     ours.enter("loading")
     assert told() == "loading", "training goes on, whatever comes of it"
+
+
+def test_who_beats_after_each_step_is_asked_for_totals_once_a_second(tmp_path: Path) -> None:
+    """And not the phases before, which would write what was known a step ago."""
+    clock = Clock()
+    ours = publisher(tmp_path, clock)
+    ours.beat(0)
+    asked = 0
+    for step in range(1, 31):
+        ours.enter("loading")
+        clock.now += 0.15
+        ours.enter("step")
+        clock.now += 0.15
+        if ours.due:
+            asked += 1
+            ours.stepped(0.3 * step - read_live(tmp_path).processes[0].step_seconds, 0.0)
+        ours.beat(step)
+        assert clock.now - 1000 - read_live(tmp_path).processes[0].step_seconds < 1.5
+    assert asked >= 6
 
 
 def test_a_disk_that_is_full_does_not_make_a_training_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

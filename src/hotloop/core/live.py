@@ -186,9 +186,12 @@ class Publisher:
         self._live.update(figures)
 
     def enter(self, phase: str) -> None:
-        """A phase has begun: written at once, but for those that each step consists of, which cost 0.3 µs."""
+        """A phase has begun: written at once, but for those that each step consists of, which cost 0.3 µs.
+
+        They are written where no beat has come for another second: steps that take long.
+        """
         told = self._live["phase"]
-        if (phase in _OF_A_STEP and told in _OF_A_STEP) and not self.due:
+        if phase in _OF_A_STEP and told in _OF_A_STEP and self._clock() < self._due + _SECONDS:
             return
         self._live["phase"] = phase
         self._due = self._clock() + _SECONDS
