@@ -1,6 +1,7 @@
 """Calls that may never come back, as those of a driver whose card has gone."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
@@ -33,6 +34,12 @@ class Limited(Generic[T]):
         if not self._waits:
             self._waits, self._late = True, False
             self._asked.put(True)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until it has come back, for so long at most; who was late before is not waited for."""
+        if not self._late:
+            with suppress(Empty):
+                self._answers.put(self._answers.get(timeout=seconds))
 
     def finish(self, seconds: float) -> T:
         """What came of it.
