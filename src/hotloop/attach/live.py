@@ -4,7 +4,7 @@ import atexit
 from pathlib import Path
 from typing import Any
 
-from hotloop.core.live import Publisher, live_folder, number, script_name
+from hotloop.core.live import Publisher, live_folder, number_in_environment, script_name
 
 
 def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publisher:
@@ -16,8 +16,8 @@ def publisher_of_script(torch: Any, device: Any, way: str, folder: Path) -> Publ
         folder: of this start, by whose name it is told from others of the same script.
     """
     publisher = Publisher(
-        live_folder(), way=way, job=script_name(), run=str(folder), rank=number("RANK", 0),
-        ranks=number("WORLD_SIZE", 1), gpu=gpu_uuid(torch, device), phase="step",
+        live_folder(), way=way, job=script_name(), run=str(folder), rank=number_in_environment("RANK", 0),
+        ranks=number_in_environment("WORLD_SIZE", 1), gpu=gpu_uuid(torch, device), phase="step",
     )  # fmt: skip
     atexit.register(publisher.close)
     return publisher

@@ -160,12 +160,9 @@ class Publisher:
 
     def beat(self, step: int, phase: str = "step") -> None:
         """Something was done; costs 0.3 µs, and 0.3 ms once a second."""
-        now = self._clock()
-        if now >= self._due:
-            self._live["step"], self._live["phase"] = step, phase
-            self._due = now + _SECONDS
-            self._live["heartbeat"] = self._now()
-            self.write()
+        if self.due:
+            self._live["step"] = step
+            self._tell(phase)
 
     def stepped(self, seconds: float, waited: float, samples: int = 0, steps: int = 1) -> None:
         """Add what steps took; does not beat."""
@@ -193,6 +190,10 @@ class Publisher:
         told = self._live["phase"]
         if phase in _OF_A_STEP and told in _OF_A_STEP and self._clock() < self._due + _SECONDS:
             return
+        self._tell(phase)
+
+    def _tell(self, phase: str) -> None:
+        """A sign of life, now."""
         self._live["phase"] = phase
         self._due = self._clock() + _SECONDS
         self._live["heartbeat"] = self._now()
@@ -201,7 +202,8 @@ class Publisher:
     def note(self, metrics: Mapping[str, float]) -> None:
         """Keep metrics of the user's, the newest of each name."""
         known: dict[str, float] = self._live["metrics"]
-        for name, value in ((str(name)[:_MOST_CHARACTERS], value) for name, value in metrics.items()):
+        for key, value in metrics.items():
+            name = str(key)[:_MOST_CHARACTERS]
             if name in known or len(known) < _MOST_METRICS:
                 known[name] = float(value)
 
@@ -245,7 +247,7 @@ def publish(metrics: Mapping[str, float], step: int | None = None) -> None:
         step: how far the training is; known where hotloop trains.
     """
     if not _of_process:
-        rank, ranks = number("RANK", 0), number("WORLD_SIZE", 1)  # as torchrun says
+        rank, ranks = number_in_environment("RANK", 0), number_in_environment("WORLD_SIZE", 1)  # as torchrun says
         ours = Publisher(live_folder(), way="library", job=script_name(), run=str(Path.cwd()), rank=rank, ranks=ranks)
         atexit.register(ours.close)
     publisher = _of_process[-1]
@@ -254,8 +256,8 @@ def publish(metrics: Mapping[str, float], step: int | None = None) -> None:
         publisher.beat(step or 0)
 
 
-def number(variable: str, otherwise: int) -> int:
-    """Of the environment."""
+def number_in_environment(variable: str, otherwise: int) -> int:
+    """What an environment variable says, where it is a number."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else otherwise
 
