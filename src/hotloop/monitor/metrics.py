@@ -13,7 +13,7 @@ from hotloop import __version__
 from hotloop.monitor.families import Family, card_families, job_families
 from hotloop.monitor.reading import CardsReading, Host, JobsReading
 
-_FRESH_SECONDS = 0.5
+FRESH_SECONDS = 0.5
 _IGNORED = ("foreign", "damaged", "ended", "duplicate")
 
 
@@ -52,7 +52,7 @@ class Metrics(Collector):
     def families(self) -> Iterator[Family]:
         """All metrics that have a value."""
         with self._reading_lock:
-            if self._reading is None or self._clock() - self._read_at >= _FRESH_SECONDS:
+            if self._reading is None or self._clock() - self._read_at >= FRESH_SECONDS:
                 self._reading = self._read()
                 self._read_at = self._clock()
             reading = self._reading
