@@ -2,7 +2,7 @@
 
 The exporter runs as a user starts it, over a library of invented cards (stub_nvml.c). Jobs are files such as trainings
 write, with names and metrics of their own, so many at a time; each generation is scraped once and taken away. Memory is
-read after the first thousand jobs and at the end.
+read after each thousand jobs.
 """
 
 import argparse
@@ -55,7 +55,9 @@ def main() -> None:
         live, like, port = Path(environment["HOTLOOP_LIVE"]), Demo().jobs().jobs[0], free_port()
         command, url = [sys.executable, "-m", "hotloop", "exporter"], f"http://127.0.0.1:{port}/metrics"
         with running([*command, "--port", str(port)], url, environment) as pid:
-            before = series(scrape(url))
+            for _ in range(3):  # rates are there from the second on
+                before = series(scrape(url))
+                time.sleep(FRESH_SECONDS)
             most, memory = 0, []
             for first in range(0, arguments.jobs, AT_A_TIME):
                 files = [begin(live, number, like) for number in range(first, first + AT_A_TIME)]
@@ -66,7 +68,7 @@ def main() -> None:
                     file.unlink()
             time.sleep(FRESH_SECONDS)
             after = series(scrape(url))
-    warm = memory[min(1000, arguments.jobs // 2) // AT_A_TIME]
+    thousands = memory[1000 // AT_A_TIME - 1 :: 1000 // AT_A_TIME]
     content = {
         "goals": {"series": 0, "resident_bytes": 0},
         "jobs": arguments.jobs,
@@ -74,9 +76,7 @@ def main() -> None:
         "series_of_jobs_at_most": most,
         "series_before": before,
         "series_after": after,
-        "resident_bytes_after_1000": warm,
-        "resident_bytes_at_the_end": memory[-1],
-        "resident_bytes_at_most": max(memory),
+        "resident_bytes_by_thousands": thousands,
     }
     publish("exporter_jobs", content, arguments.json)
 

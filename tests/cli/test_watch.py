@@ -174,6 +174,15 @@ def test_the_live_page_sorts_and_shows_details(size: tuple[int, int]) -> None:
             await app.workers.wait_for_complete()
             await pilot.pause()
             assert str(jobs.get_row_at(0)[0]) == "imagenet-resnet50", "who waits longest for data comes first"
+            cards = app.query_one("#cards", DataTable)
+            assert [str(table.ordered_columns[-1].label) for table in (cards, jobs)] == ["busy", "step time"]
+            for _ in range(6):
+                await pilot.press("l")
+                await app.workers.wait_for_complete()
+                await pilot.pause()
+            assert [str(table.ordered_columns[-1].label) for table in (cards, jobs)] == ["power", "power"]
+            assert len(str(cards.get_row_at(0)[-1])) >= 7, "a block a look"
+            assert max(cards.virtual_size.width, jobs.virtual_size.width) <= size[0], "nothing to scroll to"
             await pilot.press("enter")
             assert isinstance(app.screen, Details)
             await pilot.press("escape")

@@ -1,5 +1,6 @@
 """A host as it is watched: rates between looks, what stands out, and the same over the network."""
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +56,9 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     host.live = replace(LIVE, steps=110, step_seconds=14.0, wait_seconds=2.1, samples=7040)
     (second,) = looks.look().jobs
     assert (second.step_seconds, second.wait_share, second.samples_per_second) == (0.4, 0.5, 160)
-    assert second.recent == (0.1, 0.4)
+    assert second.recent["step time"] == (0.1, 0.4)
     (third,) = looks.look().jobs
-    assert (third.step_seconds, third.wait_share, third.recent) == (0.4, 0.5, (0.1, 0.4)), "no step since"
+    assert (third.step_seconds, third.wait_share, third.recent["step time"]) == (0.4, 0.5, (0.1, 0.4)), "no step since"
     host.live = replace(LIVE, steps=5, step_seconds=1.0, wait_seconds=0.0)
     assert looks.look().jobs[0].step_seconds == 0.2, "it was started again"
 
@@ -138,3 +139,22 @@ def test_a_line_of_blocks() -> None:
     assert spark([]) == ""
     assert spark([0.0, 0.0]) == ""
     assert spark([1.0, 2.0, 4.0, 8.0]) == "▂▃▅█"
+    assert spark([0.5, 0.5], most=1.0) == "▅▅"
+    assert spark([2.0, 4.0], least=None) == "▁█"
+    assert spark([-4.0, 4.0]) == "▁█", "a loss may be below 0"
+
+
+def test_lines_of_a_job_and_its_card() -> None:
+    host = Fixed(card=replace(CARD, memory_used_bytes=1, memory_total_bytes=4, power_watts=350, power_limit_watts=700))
+    looks = watched(host)
+    for number, loss in enumerate((4.0, math.nan, None, 2.0), 1):
+        host.live = replace(LIVE, steps=100 + number, step_seconds=10.0 + number, loss=loss)
+        host.card = replace(host.card, sm_active=number / 4)
+        view = looks.look()
+    assert view.jobs[0].recent["loss"] == (4.0, 2.0), "what is no number is no point of a line"
+    assert view.recent["GPU-1"] == {"busy": (0.25, 0.5, 0.75, 1.0), "memory": (0.25,) * 4, "power": (0.5,) * 4}
+    told = dict(details(view.jobs[0], recent={**view.jobs[0].recent, **view.recent["GPU-1"]}))
+    assert (told["loss lately"], told["busy lately"]) == ("█▁", "▃▅▆█")
+    assert "temp lately" not in told
+    host.card = replace(CARD, uuid="GPU-2")
+    assert looks.look().recent.keys() == {"GPU-2"}, "a card that is gone is forgotten"

@@ -106,7 +106,7 @@ def _print(view: "View") -> None:
     else:
         click.echo("no NVIDIA card answers")
     if view.jobs:
-        print_table(JOB_COLUMNS[:-1], [job_cells(job)[:-1] for job in view.jobs])  # one look makes no line
+        print_table(JOB_COLUMNS, [job_cells(job) for job in view.jobs])
     else:
         click.echo("nothing trains here")
     for line in verdicts(view.jobs):

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from hotloop.core.units import format_bytes, format_seconds
+from hotloop.monitor.history import LINES, History, Line, busy
 from hotloop.monitor.reading import Card
 from hotloop.monitor.watched import Job
 
 CARD_COLUMNS = ("GPU", "name", "busy", "tensor", "memory", "power", "temp", "state")
-JOB_COLUMNS = ("job", "rank", "phase", "step", "a step", "wait", "loss", "step time lately")
+JOB_COLUMNS = ("job", "rank", "phase", "step", "a step", "wait", "loss")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _DASH = "–"
 
@@ -16,37 +17,30 @@ def card_cells(card: Card) -> tuple[str, ...]:
     """In the order of `CARD_COLUMNS`."""
     if not card.answers:
         return (str(card.index), card.name or _DASH, *[_DASH] * 5, "no answer")
-    busy = card.sm_active if card.sm_active is not None else card.utilization
     power = f"{card.power_watts:.0f} W" if card.power_watts is not None else _DASH
     celsius = card.temperatures_celsius.get("gpu")
     held = [reason.replace("_", " ") for reason, on in card.throttled.items() if on]
     return (
-        str(card.index), card.name.removeprefix("NVIDIA "), _share(busy), _share(card.tensor_active), _memory(card),
-        power, f"{celsius:.0f} °C" if celsius is not None else _DASH, ", ".join(held),
+        str(card.index), card.name.removeprefix("NVIDIA "), _share(busy(card)), _share(card.tensor_active),
+        _memory(card), power, f"{celsius:.0f} °C" if celsius is not None else _DASH, ", ".join(held),
     )  # fmt: skip
 
 
-def job_cells(job: Job, width: int = 16) -> tuple[str, ...]:
-    """In the order of `JOB_COLUMNS`.
-
-    Args:
-        width: of the line of step times.
-    """
+def job_cells(job: Job) -> tuple[str, ...]:
+    """In the order of `JOB_COLUMNS`."""
     live = job.live
     rank = f"{live.rank}/{live.ranks}" if live.ranks > 1 else _DASH
     loss = f"{live.loss:.4g}" if live.loss is not None else _DASH
     step = format_seconds(job.step_seconds) if job.step_seconds is not None else _DASH
-    return (
-        live.job, rank, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss,
-        spark(job.recent[-width:]),
-    )  # fmt: skip
+    return live.job, rank, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss
 
 
-def details(job: Job, profiled: str = "") -> list[tuple[str, str]]:
+def details(job: Job, profiled: str = "", recent: History | None = None) -> list[tuple[str, str]]:
     """All that is known of a job.
 
     Args:
         profiled: what its last profile says.
+        recent: lines of it and of its card.
     """
     live, card = job.live, job.card
     pairs = [
@@ -65,6 +59,7 @@ def details(job: Job, profiled: str = "") -> list[tuple[str, str]]:
         ("checkpoints", f"{live.saves}, the last in {format_seconds(live.save_seconds)}" if live.saves else "none yet"),
         ("restarts", str(live.restarts) if live.restarts else ""),
         *((name, f"{value:.6g}") for name, value in live.metrics.items()),
+        *((f"{line.name} lately", drawn(line, recent or {})) for line in LINES),
     ]
     return [(name, text) for name, text in pairs if text and text != _DASH]
 
@@ -75,10 +70,18 @@ def verdicts(jobs: Sequence[Job]) -> list[str]:
     return [f"{job.live.job}, rank {job.live.rank}: {job.verdict}" for job in found]
 
 
-def spark(values: Sequence[float]) -> str:
-    """Values as blocks of eight heights, from 0 to the largest."""
-    most = max(values, default=0.0)
-    return "".join(_BLOCKS[round(7 * value / most)] for value in values) if most > 0 else ""
+def drawn(line: Line, recent: History, width: int = 60) -> str:
+    """A line's last values, so many characters at most; "" where there are none."""
+    return spark(recent.get(line.name, ())[-width:], line.least, line.most)
+
+
+def spark(values: Sequence[float], least: float | None = 0.0, most: float | None = None) -> str:
+    """Values as blocks of eight heights, between these or what lies beyond them; None: the smallest, the largest."""
+    if not values:
+        return ""
+    low = min(values if least is None else (least, *values))
+    height = max(values if most is None else (most, *values)) - low
+    return "".join(_BLOCKS[round(7 * (value - low) / height)] for value in values) if height > 0 else ""
 
 
 def _share(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """The live page of `hotloop watch`: cards and jobs of a host in a terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import ClassVar
 
@@ -15,7 +15,8 @@ from textual.worker import get_current_worker
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.units import count
-from hotloop.monitor.lines import CARD_COLUMNS, JOB_COLUMNS, card_cells, details, job_cells, verdicts
+from hotloop.monitor.history import LINES, History
+from hotloop.monitor.lines import CARD_COLUMNS, JOB_COLUMNS, card_cells, details, drawn, job_cells, verdicts
 from hotloop.monitor.profiled import last_profile
 from hotloop.monitor.watched import Job, View, Watched
 
@@ -25,6 +26,10 @@ _ORDERS: dict[str, Callable[[Job], object]] = {
     "silence": lambda job: -job.silent_seconds,
     "step time": lambda job: -(job.step_seconds or 0.0),
 }
+
+_BUSY = next(line for line in LINES if line.of_card)
+"""What is drawn of cards while a job's figure is drawn of jobs."""
+_NARROWEST = 8
 
 
 class Watch(App[None]):
@@ -39,6 +44,7 @@ class Watch(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort", "Sort"),
+        Binding("l", "line", "Line"),
         Binding("enter", "details", "Details", priority=True),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -49,7 +55,9 @@ class Watch(App[None]):
         super().__init__()
         self._watched, self._place, self._interval = watched, place, interval
         self._jobs: list[Job] = []
+        self._recent: Mapping[str, History] = {}
         self._order = "name"
+        self._line = LINES[0]
         self._looking = False
 
     def compose(self) -> ComposeResult:
@@ -62,6 +70,8 @@ class Watch(App[None]):
     def on_mount(self) -> None:
         self._table("cards").add_columns(*CARD_COLUMNS)
         self._table("jobs").add_columns(*JOB_COLUMNS)
+        for name in ("cards", "jobs"):
+            self._table(name).add_column("")
         self._table("jobs").focus()
         self._look()
         self.set_interval(self._interval, self._look)
@@ -90,20 +100,34 @@ class Watch(App[None]):
         there = f"{count(len(found.cards), 'GPU')}, {count(len(found.jobs), 'rank')}"
         # What a narrow terminal cuts is the end.
         head.update(Text(f"{self._place}  {there}  {datetime.now():%H:%M:%S}  by {self._order}  {driver}"))
-        self._fill("cards", [card_cells(card) for card in found.cards])
         self._jobs = sorted(found.jobs, key=_ORDERS[self._order])  # type: ignore[arg-type]
-        width = max(8, self.size.width - 64)
-        self._fill("jobs", [job_cells(job, width) for job in self._jobs])
+        self._recent = found.recent
+        of_cards = self._line if self._line.of_card else _BUSY
+        lines = [drawn(of_cards, self._recent.get(card.uuid, {})) for card in found.cards]
+        self._fill("cards", of_cards.name, [card_cells(card) for card in found.cards], lines)
+        lines = [drawn(self._line, self._of(job)) for job in self._jobs]
+        self._fill("jobs", self._line.name, [job_cells(job) for job in self._jobs], lines)
         self._tell()
         if isinstance(self.screen, Details):
             self.screen.follow(self._jobs)
 
-    def _fill(self, name: str, rows: list[tuple[str, ...]]) -> None:
+    def _of(self, job: Job) -> History:
+        """Lines of a job and of its card."""
+        return {**job.recent, **self._recent.get(job.live.gpu, {})}
+
+    def _fill(self, name: str, title: str, rows: list[tuple[str, ...]], lines: list[str]) -> None:
+        """Rows, and a line at the end of each, as wide as what they leave."""
         table = self._table(name)
         row, across = table.cursor_row, table.scroll_offset
         table.clear()
-        for cells in rows:
-            table.add_row(*map(Text, cells))
+        *others, last = table.ordered_columns
+        # Columns never get narrower, so that nothing jumps; but for this one, which takes what is left.
+        widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)] or [0] * len(others)
+        taken = sum(2 + max(column.content_width, most) for column, most in zip(others, widest, strict=True))
+        width = max(_NARROWEST, self.size.width - taken - 2)
+        last.label, last.content_width = Text(title[:width]), len(title[:width])
+        for cells, line in zip(rows, lines, strict=True):
+            table.add_row(*map(Text, cells), Text(line[-width:]))
         table.move_cursor(row=min(row, max(0, len(rows) - 1)), animate=False)
         table.scroll_to(*across, animate=False)
 
@@ -119,13 +143,18 @@ class Watch(App[None]):
         self._order = names[(names.index(self._order) + 1) % len(names)]
         self._look()
 
+    def action_line(self) -> None:
+        """Draw the next figure over time."""
+        self._line = LINES[(LINES.index(self._line) + 1) % len(LINES)]
+        self._look()
+
     def action_details(self) -> None:
         """Of the job under the cursor."""
         row = self._table("jobs").cursor_row
         if isinstance(self.screen, Details):
             self.pop_screen()
         elif row < len(self._jobs):
-            self.push_screen(Details(self._jobs[row]))
+            self.push_screen(Details(self._jobs[row], self._of))
 
     def _table(self, name: str) -> DataTable[Text]:
         return self.query_one(f"#{name}", DataTable)
@@ -140,9 +169,9 @@ class Details(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, recent: Callable[[Job], History]) -> None:
         super().__init__()
-        self._job = job
+        self._job, self._recent = job, recent
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="details") as box:
@@ -159,7 +188,7 @@ class Details(ModalScreen[None]):
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name, value in details(self._job, last_profile(self._job.live)):
+        for name, value in details(self._job, last_profile(self._job.live), self._recent(self._job)):
             table.add_row(Text(name, style="bold"), Text(value))
         return table
 

@@ -1,16 +1,15 @@
 """A host as it is watched: its cards and jobs, how fast steps are lately, and what stands out."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.live import Live
 from hotloop.core.units import format_seconds
+from hotloop.monitor.history import History, busy, longer, of_card
 from hotloop.monitor.reading import Card, Host
 
-_KEPT = 60
-"""Looks at a job that its line of step times is made of."""
 _SILENT_SECONDS = 120.0
 _NOTHING = 9
 _WAITING, _IDLE = 0.2, 0.5
@@ -24,7 +23,7 @@ class Job:
     Attributes:
         card: that it trains on; None on a CPU, or where the card is not told.
         step_seconds, wait_share, samples_per_second: between the last two looks in which it did steps; None before.
-        recent: seconds of a step at each of the last looks, the newest last.
+        recent: its own lines, at the last looks in which it did steps.
         silent_seconds: since its last sign of life.
         verdict: what stands out, and what to type; "" if nothing does.
         urgency: of the verdict: 0 is worst.
@@ -35,7 +34,7 @@ class Job:
     step_seconds: float | None
     wait_share: float | None
     samples_per_second: float | None
-    recent: tuple[float, ...]
+    recent: History
     silent_seconds: float
     verdict: str
     urgency: int
@@ -43,12 +42,17 @@ class Job:
 
 @dataclass(frozen=True)
 class View:
-    """What one look found."""
+    """What one look found.
+
+    Attributes:
+        recent: lines of cards, by UUID.
+    """
 
     cards: tuple[Card, ...]
     jobs: tuple[Job, ...]
     driver: str
     seconds: float
+    recent: Mapping[str, History] = field(default_factory=dict)
 
 
 class Watched:
@@ -59,6 +63,7 @@ class Watched:
     ) -> None:
         self._host, self._clock, self._now = host, clock, now
         self._before: dict[tuple[str, str, int], Job] = {}
+        self._recent: dict[str, History] = {}
 
     def look(self) -> View:
         """Read the host once.
@@ -78,8 +83,9 @@ class Watched:
         there = {_key(live) for live in lives}
         for gone in self._before.keys() - there:
             del self._before[gone]
+        self._recent = {uuid: longer(self._recent.get(uuid, {}), of_card(card)) for uuid, card in by_uuid.items()}
         driver = cards.driver.version if cards.driver else ""
-        return View(tuple(cards.cards), jobs, driver, self._clock() - begun)
+        return View(tuple(cards.cards), jobs, driver, self._clock() - begun, self._recent)
 
     def _job(self, live: Live, card: Card | None) -> Job:
         key = _key(live)
@@ -93,17 +99,19 @@ class Watched:
         """As it was since the look before; where it has done no step since, as it was then."""
         past = before.live if before else Live(0, 0, 0, way="", job="")
         steps, seconds = live.steps - past.steps, live.step_seconds - past.step_seconds
-        recent = before.recent if before else ()
+        recent = before.recent if before else {}
+        step_seconds = before.step_seconds if before else None
         wait_share = before.wait_share if before else None
         rate = before.samples_per_second if before else None
         if steps and seconds:
-            recent = (*recent, seconds / steps)[-_KEPT:]
+            step_seconds = seconds / steps
             wait_share = (live.wait_seconds - past.wait_seconds) / seconds
             rate = (live.samples - past.samples) / seconds or None
+            recent = longer(recent, {"step time": step_seconds, "wait": wait_share, "loss": live.loss})
         silent = max(0.0, self._now() - live.heartbeat)
         urgency, verdict = next(_found(live, card, wait_share, silent), (_NOTHING, ""))
         return Job(
-            live=live, card=card, step_seconds=recent[-1] if recent else None, wait_share=wait_share,
+            live=live, card=card, step_seconds=step_seconds, wait_share=wait_share,
             samples_per_second=rate, recent=recent, silent_seconds=silent, verdict=verdict, urgency=urgency,
         )  # fmt: skip
 
@@ -124,6 +132,6 @@ def _found(live: Live, card: Card | None, wait_share: float | None, silent_secon
         yield 2, f"GPU {card.index} is held down: {', '.join(held)}: hotloop doctor"
     if trains and wait_share is not None and wait_share > _WAITING:
         yield 3, f"waits for data in {wait_share:.0%} of its time: hotloop profile names the cause"
-    busy = (card.sm_active if card.sm_active is not None else card.utilization) if card else None
-    if trains and busy is not None and busy < _IDLE:
-        yield 4, f"its GPU is busy for {busy:.0%} and data is there: hotloop profile names the cause"
+    share = busy(card) if card else None
+    if trains and share is not None and share < _IDLE:
+        yield 4, f"its GPU is busy for {share:.0%} and data is there: hotloop profile names the cause"
