@@ -1,17 +1,21 @@
 """What it costs a training to be watched: the time that `hotloop.core.live` takes in a step of 5 ms.
 
 Steps are as in `hotloop train`: two phases, times added up, a sign of life; by the clock given a step is 5 ms, so that
-a file is written in every 200th. Goal: 0.1 % of the step.
+a file is written in every 200th; and as in a script under `hotloop run`: what its backward and step take longer. Goal:
+0.1 % of the step.
 """
 
 import argparse
+import os
 import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from record import Figure, publish
 
+from hotloop.attach.live import Published
 from hotloop.core.live import Publisher
 
 _STEP_SECONDS, _STEPS = 0.005, 20_000
@@ -42,6 +46,30 @@ def cost(folder: Path) -> float:
     return took / _STEPS / _STEP_SECONDS
 
 
+def backwards(loss: torch.Tensor, published: Published | None, clock: Clock) -> float:
+    """Seconds of so many steps of nothing else."""
+    started = time.perf_counter()
+    for step in range(_STEPS):
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        clock.now += _STEP_SECONDS
+        if published:
+            published.stepped(_STEP_SECONDS, 0.0, step)
+    return time.perf_counter() - started
+
+
+def script_cost(folder: Path) -> float:
+    """Share of a step."""
+    os.environ["HOTLOOP_LIVE"] = str(folder)
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer, loss, clock = torch.optim.SGD([weight]), weight.sum(), Clock()
+    plain = backwards(loss, None, clock)
+    published = Published(torch, weight.device, "run", folder, clock)
+    published.optimizer = optimizer
+    told = backwards(loss, published, clock)
+    published.close()
+    return (told - plain) / _STEPS / _STEP_SECONDS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -49,7 +77,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         shares = [cost(Path(folder)) for _ in range(arguments.rounds)]
-    content = {"goal": 0.001, "share_of_step": asdict(Figure.of(shares, "of a 5 ms step"))}
+        of_scripts = [script_cost(Path(folder)) for _ in range(arguments.rounds)]
+    content = {
+        "goal": 0.001,
+        "share_of_step": asdict(Figure.of(shares, "of a 5 ms step")),
+        "share_of_a_scripts_step": asdict(Figure.of(of_scripts, "of a 5 ms step")),
+    }
     publish("live_cost", content, arguments.json)
 
 

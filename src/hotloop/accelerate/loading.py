@@ -49,6 +49,7 @@ class Loading:
         worked: of those, seconds in which it was on a processor.
         batches: handed out by our means.
         taken: by the thread that trains, in all.
+        samples: in those that it took while gradients were recorded, by their loaders' batch size.
         make_lane: of a loader, as is said.
         current: the pass that was asked last.
         numbers: of passes.
@@ -60,7 +61,7 @@ class Loading:
         self.passing: Passing | None = None
         self.failed = failed
         self.waited = self.worked = 0.0
-        self.batches = self.taken = 0
+        self.batches = self.taken = self.samples = 0
         self.current: Callable[[], Pass | None] = lambda: None
         self.numbers = count(1)
         self._thread = threading.get_ident()
@@ -251,7 +252,9 @@ class Pass:
                 batch = self._ahead.popleft() if self._ahead else self._take()
                 if isinstance(batch, _Raised):
                     raise batch.error
-                loading.taken += loading.is_ours
+                if loading.is_ours:
+                    loading.taken += 1
+                    loading.samples += (self.loader.batch_size or 0) if torch.is_grad_enabled() else 0
                 passing = loading.passing
                 if passing and passing.is_ahead and not self._ended and self.lane.is_ready:
                     self._look_ahead()

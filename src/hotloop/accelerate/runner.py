@@ -26,9 +26,8 @@ from hotloop.accelerate.training import Switch, Training, models_seen
 from hotloop.accelerate.waiting import Batches, ImageFolder, LoaderWorkers, Prefetch
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
-from hotloop.attach.live import publisher_of_script
+from hotloop.attach.live import Published
 from hotloop.attach.steps import StepFinder, until_regular
-from hotloop.core.live import Publisher
 from hotloop.core.speedup import FAILED, ON, UNDONE, UNFIT, Acceleration
 from hotloop.train.memory import memory_report, memory_trouble, most_resident_bytes
 
@@ -78,7 +77,7 @@ class Runner:
         self._process = os.getpid()
         self._ended = False
         self._ranks: Ranks | None = None
-        self._publisher: Publisher | None = None
+        self._published: Published | None = None
         self._finder: StepFinder
         batches = self._batches = Batches(self._loading)
         made: list[Switch] = [
@@ -109,7 +108,8 @@ class Runner:
             self._take_back(name, UNDONE, "the script turned out to step otherwise")
         self._told.clear()
         self._ranks = self._ranks or Ranks()
-        self._publisher = self._publisher or publisher_of_script(torch, device, "run", self._folder)
+        self._published = self._published or Published(torch, device, "run", self._folder)
+        self._published.optimizer = optimizer
         self._training = Training(self._plan, self._ranks, device, optimizer)
         self._loading.adopt()
         self._batches.watch(device)
@@ -128,20 +128,16 @@ class Runner:
             return
         self._seen += 1
         self._forward.guard.end_step()
-        now, waited = time.perf_counter(), self._loading.waited
-        self._loading.waited = 0.0
+        now, waited, samples = time.perf_counter(), self._loading.waited, self._loading.samples
+        self._loading.waited, self._loading.samples = 0.0, 0
         if self._began is not None:
-            self._publish(now - self._began, waited)
+            assert self._published
+            self._published.stepped(now - self._began, waited, self._seen, samples)
             if self._run:
                 self._steps.append(Step(now - self._began, waited))
         self._began = now
         if self._run and len(self._steps) >= self._wanted:
             self._proceed()
-
-    def _publish(self, seconds: float, waited: float) -> None:
-        if self._publisher:
-            self._publisher.stepped(seconds, waited)
-            self._publisher.beat(self._seen)
 
     def _proceed(self) -> None:
         steps, self._steps = self._steps, []

@@ -16,9 +16,8 @@ from typing import Any
 
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
-from hotloop.attach.live import publisher_of_script
+from hotloop.attach.live import Published
 from hotloop.attach.steps import StepFinder, until_regular
-from hotloop.core.live import Publisher
 from hotloop.profile.ablations import Ablations
 from hotloop.profile.facts import allocator_counts, script_facts
 from hotloop.profile.hooks import Hooks, unnamed
@@ -78,7 +77,7 @@ class Watch:
         self._ended = False
         self._events: list[Any] | None = None
         self._times_stopped = 0
-        self._publisher: Publisher | None = None
+        self._published: Published | None = None
         self._finder: StepFinder
 
     def start(self) -> None:
@@ -121,9 +120,8 @@ class Watch:
             self._events.append(self._event())
         if step is None:
             return
-        if self._publisher:
-            self._publisher.stepped(step.seconds, step.input)
-            self._publisher.beat(self._measured.steps_seen)
+        if self._published:
+            self._published.stepped(step.seconds, step.input, self._measured.steps_seen)
         if self._run is None:
             return
         self._steps.append(step)
@@ -150,7 +148,8 @@ class Watch:
         if self._run:  # it was taken for a script without an optimizer
             self._run.close()
         self._device, self._steps = device, []
-        self._publisher = self._publisher or publisher_of_script(self._torch, device, "profile", self._folder)
+        self._published = self._published or Published(self._torch, device, "profile", self._folder)
+        self._published.optimizer = optimizer
         self._measured = Measured(**script_facts(self._torch, device), steps_seen=self._measured.steps_seen)
         self._hooks.adopt(on_gpu=device.type == "cuda")
         self._hooks.drop_step()
@@ -381,8 +380,8 @@ class Watch:
             self._run.close()
         self._hooks.remove()
         self._finder.stop()
-        if self._publisher:
-            self._publisher.close()
+        if self._published:
+            self._published.close()
         self._ablations.forget()
         if self._measured.steps_seen:
             self._write()
