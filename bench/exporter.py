@@ -74,6 +74,11 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in status if line.startswith("VmRSS")))
+
+
 def measure(command: list[str], url: str, environment: dict[str, str], scrapes: int) -> dict[str, Any]:
     wall, cpu = [], []
     with running(command, url, environment):
@@ -90,13 +95,12 @@ def measure(command: list[str], url: str, environment: dict[str, str], scrapes: 
             time.sleep(max(0.0, 1 - wall[-1]))
             used, before = cpu_seconds(pid), used
             cpu.append(used - before)
-        status = Path(f"/proc/{pid}/status").read_text()
-    resident = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+        resident = resident_bytes(pid)
     return {
         "series": sum(not line.startswith("#") for line in text.splitlines()),
         "cpu_seconds_each": asdict(Figure.of(cpu, "s")),
         "wall_seconds_each": asdict(Figure.of(wall, "s")),
-        "resident_bytes": resident * 1024,
+        "resident_bytes": resident,
     }
 
 

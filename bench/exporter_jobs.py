@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from exporter import free_port, running, scrape, stub
+from exporter import free_port, resident_bytes, running, scrape, stub
 from record import publish
 
 from hotloop.core.live import Live
@@ -40,11 +40,6 @@ def series(text: str) -> dict[str, int]:
     return {"all": len(lines), "of_jobs": sum('job_name="job-' in line for line in lines)}
 
 
-def resident(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in status if line.startswith("VmRSS")))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -63,7 +58,7 @@ def main() -> None:
                 files = [begin(live, number, like) for number in range(first, first + AT_A_TIME)]
                 time.sleep(FRESH_SECONDS)
                 most = max(most, series(scrape(url))["of_jobs"])
-                memory.append(resident(pid))
+                memory.append(resident_bytes(pid))
                 for file in files:
                     file.unlink()
             time.sleep(FRESH_SECONDS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from record import Figure, publish
 
-from hotloop.attach.live import Published
+from hotloop.attach.live import PublishedScript
 from hotloop.core.live import Publisher
 
 _STEP_SECONDS, _STEPS = 0.005, 20_000
@@ -46,7 +46,7 @@ def cost(folder: Path) -> float:
     return took / _STEPS / _STEP_SECONDS
 
 
-def backwards(loss: torch.Tensor, published: Published | None, clock: Clock) -> float:
+def backwards(loss: torch.Tensor, published: PublishedScript | None, clock: Clock) -> float:
     """Seconds of so many steps of nothing else."""
     started = time.perf_counter()
     for step in range(_STEPS):
@@ -63,7 +63,7 @@ def script_cost(folder: Path) -> float:
     weight = torch.zeros(1, requires_grad=True)
     optimizer, loss, clock = torch.optim.SGD([weight]), weight.sum(), Clock()
     plain = backwards(loss, None, clock)
-    published = Published(torch, weight.device, "run", folder, clock)
+    published = PublishedScript(torch, weight.device, "run", folder, clock)
     published.optimizer = optimizer
     told = backwards(loss, published, clock)
     published.close()

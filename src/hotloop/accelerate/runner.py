@@ -26,10 +26,11 @@ from hotloop.accelerate.training import Switch, Training, models_seen
 from hotloop.accelerate.waiting import Batches, ImageFolder, LoaderWorkers, Prefetch
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
-from hotloop.attach.live import Published
+from hotloop.attach.live import PublishedScript
 from hotloop.attach.steps import StepFinder, until_regular
+from hotloop.core.process import most_resident_bytes
 from hotloop.core.speedup import FAILED, ON, UNDONE, UNFIT, Acceleration
-from hotloop.train.memory import memory_report, memory_trouble, most_resident_bytes
+from hotloop.train.memory import memory_report, memory_trouble
 
 _LOOK = 3
 """Steps in which models are noted."""
@@ -77,7 +78,7 @@ class Runner:
         self._process = os.getpid()
         self._ended = False
         self._ranks: Ranks | None = None
-        self._published: Published | None = None
+        self._published: PublishedScript | None = None
         self._finder: StepFinder
         batches = self._batches = Batches(self._loading)
         made: list[Switch] = [
@@ -108,7 +109,7 @@ class Runner:
             self._take_back(name, UNDONE, "the script turned out to step otherwise")
         self._told.clear()
         self._ranks = self._ranks or Ranks()
-        self._published = self._published or Published(torch, device, "run", self._folder)
+        self._published = self._published or PublishedScript(torch, device, "run", self._folder)
         self._published.optimizer = optimizer
         self._training = Training(self._plan, self._ranks, device, optimizer)
         self._loading.adopt()

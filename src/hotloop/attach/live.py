@@ -1,7 +1,6 @@
 """A script that trains, made known to whoever watches the machine."""
 
 import atexit
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -11,11 +10,12 @@ from weakref import ref
 
 from hotloop.attach.patches import Patches
 from hotloop.core.live import Publisher, live_folder, number_in_environment, script_name
+from hotloop.core.process import most_resident_bytes
 
 _SECONDS = 1.0
 
 
-class Published:
+class PublishedScript:
     """Tells of a script until it ends: its steps, and what they show by themselves.
 
     Once a second the loss on which `backward` was called last, the learning rate and the memory at the most; each
@@ -85,17 +85,18 @@ class Published:
         rate = self.optimizer.param_groups[0].get("lr") if self.optimizer else None
         if isinstance(rate, (int, float)):
             self._publisher.set(learning_rate=float(rate))
-        if self._copied:
-            memory = self._torch.cuda.max_memory_allocated(self._device)
-        else:
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        memory = self._torch.cuda.max_memory_allocated(self._device) if self._copied else most_resident_bytes()
         self._publisher.set(memory_bytes=memory)
         loss, self._loss = self._loss, None
-        if not self._copied:
-            if loss is not None:
-                self._host.copy_(loss)
-                self._publisher.set(loss=float(self._shown))
-            return
+        if self._copied:
+            self._copy_loss(loss)
+        elif loss is not None:
+            self._host.copy_(loss)
+            self._publisher.set(loss=float(self._shown))
+
+    def _copy_loss(self, loss: Any) -> None:
+        """Tell the one whose copy has come from the GPU by now, and have this one copied."""
+        assert self._copied
         if self._torch.cuda.is_current_stream_capturing():
             return
         if self._copying and self._copied.query():

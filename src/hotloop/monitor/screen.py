@@ -105,13 +105,13 @@ class Watch(App[None]):
         of_cards = self._line if self._line.of_card else _BUSY
         lines = [drawn(of_cards, self._recent.get(card.uuid, {})) for card in found.cards]
         self._fill("cards", of_cards.name, [card_cells(card) for card in found.cards], lines)
-        lines = [drawn(self._line, self._of(job)) for job in self._jobs]
+        lines = [drawn(self._line, self._lines_of(job)) for job in self._jobs]
         self._fill("jobs", self._line.name, [job_cells(job) for job in self._jobs], lines)
         self._tell()
         if isinstance(self.screen, Details):
             self.screen.follow(self._jobs)
 
-    def _of(self, job: Job) -> History:
+    def _lines_of(self, job: Job) -> History:
         """Lines of a job and of its card."""
         return {**job.recent, **self._recent.get(job.live.gpu, {})}
 
@@ -154,7 +154,7 @@ class Watch(App[None]):
         if isinstance(self.screen, Details):
             self.pop_screen()
         elif row < len(self._jobs):
-            self.push_screen(Details(self._jobs[row], self._of))
+            self.push_screen(Details(self._jobs[row], self._lines_of))
 
     def _table(self, name: str) -> DataTable[Text]:
         return self.query_one(f"#{name}", DataTable)

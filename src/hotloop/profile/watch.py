@@ -16,7 +16,7 @@ from typing import Any
 
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
-from hotloop.attach.live import Published
+from hotloop.attach.live import PublishedScript
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.profile.ablations import Ablations
 from hotloop.profile.facts import allocator_counts, script_facts
@@ -77,7 +77,7 @@ class Watch:
         self._ended = False
         self._events: list[Any] | None = None
         self._times_stopped = 0
-        self._published: Published | None = None
+        self._published: PublishedScript | None = None
         self._finder: StepFinder
 
     def start(self) -> None:
@@ -148,7 +148,7 @@ class Watch:
         if self._run:  # it was taken for a script without an optimizer
             self._run.close()
         self._device, self._steps = device, []
-        self._published = self._published or Published(self._torch, device, "profile", self._folder)
+        self._published = self._published or PublishedScript(self._torch, device, "profile", self._folder)
         self._published.optimizer = optimizer
         self._measured = Measured(**script_facts(self._torch, device), steps_seen=self._measured.steps_seen)
         self._hooks.adopt(on_gpu=device.type == "cuda")

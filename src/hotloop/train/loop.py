@@ -17,6 +17,7 @@ import torch
 from hotloop.core.errors import NonFiniteLoss
 from hotloop.core.history import History
 from hotloop.core.job import Job
+from hotloop.core.process import most_resident_bytes
 from hotloop.core.run import Run
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
@@ -30,7 +31,7 @@ from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic, matrix_rate
 from hotloop.train.heartbeat import Heart
 from hotloop.train.losses import Losses, check_finite
-from hotloop.train.memory import LeakDetector, MemoryMarks, most_resident_bytes
+from hotloop.train.memory import LeakDetector, MemoryMarks
 from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
 from hotloop.train.patience import StopRequested
 from hotloop.train.preemption import Preemption

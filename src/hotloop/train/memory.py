@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hotloop.core.process import most_resident_bytes
 from hotloop.core.units import format_bytes
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -52,14 +53,6 @@ class MemoryReport:
                 f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free",
             ]
         return ", ".join(parts)
-
-
-def most_resident_bytes() -> int:
-    """The most that this process had resident. getrusage's figure begins with what the parent had when it forked."""
-    status = Path("/proc/self/status").read_bytes()
-    if b"\nVmHWM:" not in status:  # a kernel that does not tell, such as gVisor's
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(status.split(b"\nVmHWM:")[1].split()[0]) * 1024
 
 
 def memory_report(device: torch.device | str | None = None) -> MemoryReport:
