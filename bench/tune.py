@@ -60,26 +60,27 @@ def main() -> None:
     space = tuple(replace(knob, values=knob.values[: kept[knob.name]]) for knob in every if knob.name in kept)
     effort = Effort(budget_seconds=24 * 3600.0)
 
-    began = time.monotonic()
-    with nothing_compiled():
-        found = Search(space, start, effort, told).run((str(arguments.job),))
-    searched = time.monotonic() - began
+    with start:
+        began = time.monotonic()
+        with nothing_compiled():
+            found = Search(space, start, effort, told).run((str(arguments.job),))
+        searched = time.monotonic() - began
 
-    began = time.monotonic()
-    grid = []
-    with nothing_compiled():
-        for values in itertools.product(*(knob.values for knob in space)):
-            settings = {knob.name: value for knob, value in zip(space, values, strict=True)}
-            grid.append(one(space, settings, start, effort))
-            told(grid[-1])
-        exhausted = time.monotonic() - began
+        began = time.monotonic()
+        grid = []
+        with nothing_compiled():
+            for values in itertools.product(*(knob.values for knob in space)):
+                settings = {knob.name: value for knob, value in zip(space, values, strict=True)}
+                grid.append(one(space, settings, start, effort))
+                told(grid[-1])
+            exhausted = time.monotonic() - began
 
-        best = sorted((trial for trial in grid if trial.sample_seconds), key=lambda trial: trial.sample_seconds)[:3]
-        contenders = [found.best, *(trial.settings for trial in best)]
-        times = [
-            [one(space, settings, start, effort).sample_seconds for settings in contenders]
-            for _ in range(arguments.repeats)
-        ]
+            best = sorted((trial for trial in grid if trial.sample_seconds), key=lambda trial: trial.sample_seconds)[:3]
+            contenders = [found.best, *(trial.settings for trial in best)]
+            times = [
+                [one(space, settings, start, effort).sample_seconds for settings in contenders]
+                for _ in range(arguments.repeats)
+            ]
     medians = [median(column) for column in zip(*times, strict=True)]
     content = {
         "goals": {"from_best": 0.03, "cost": 0.15},
@@ -92,10 +93,16 @@ def main() -> None:
         "times_as_fast": found.ratio,
         "found": dict(found.best),
         "best_of_grid": dict(contenders[1 + medians[1:].index(min(medians[1:]))]),
+        "search": [row(trial) for trial in found.trials],
+        "grid": [row(trial) for trial in grid],
         "sample_seconds": [asdict(Figure.of(list(column), "s")) for column in zip(*times, strict=True)],
     }
     other = "" if arguments.job == DIGITS else f"_{arguments.job.parent.name}"
     publish(f"tune_{arguments.device}{other}", content, arguments.json)
+
+
+def row(trial: Trial) -> dict[str, object]:
+    return {"values": list(trial.settings.values()), "sample_seconds": trial.sample_seconds, "took": trial.took_seconds}
 
 
 def told(trial: Trial) -> None:

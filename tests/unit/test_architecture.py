@@ -16,8 +16,8 @@ LAYERS = [
 ]  # fmt: skip
 """From the ground up: a package imports those before it, and itself."""
 WITH_TORCH = {"kernels", "tasks", "train", "accelerate", "plan", "export"}
-OWN_PROCESSES = ("doctor/readers/torch.py", "doctor/probing/")
-"""Of the doctor, which no other module of it imports."""
+OWN_PROCESSES = ("doctor/readers/torch.py", "doctor/probing/", "tune/trial.py")
+"""Which no other module of their package imports."""
 
 
 def imports(tree: ast.Module) -> set[str]:

@@ -17,6 +17,8 @@ from hotloop.core.units import count, format_seconds
 if TYPE_CHECKING:
     from hotloop.core.job import Job
     from hotloop.core.tuning import Settings, Trial, Tuning
+    from hotloop.tune.job_trials import JobTrials
+    from hotloop.tune.script_trials import ScriptTrials
     from hotloop.tune.space import Knob
 
 
@@ -71,6 +73,7 @@ def tune(
     from hotloop.tune.targets import job_target, script_target
 
     job: Job | None
+    start: JobTrials | ScriptTrials
     if not ctx.meta["dashes"]:
         if len(target) > 1:
             what = f"{' '.join(target)}: one job file is tuned at a time"
@@ -86,7 +89,7 @@ def tune(
         f"{count(size_of(space), 'combination')} of {count(len(space), 'setting')}, {format_seconds(budget)} at most",
         err=True,
     )
-    with _ended_by_signals():
+    with _ended_by_signals(), start:
         search = Search(space, start, Effort(budget), lambda trial: click.echo(_line(trial, space), err=True))
         found = search.run(target)
     write_atomic(out, (job_settings(found, job) if job else script_settings(found)).encode())

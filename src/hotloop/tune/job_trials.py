@@ -1,8 +1,5 @@
 """Trials of a job: the loop that `hotloop train` runs, in a process of its own, ended after some steps."""
 
-import json
-import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +9,11 @@ from typing import Any
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.tuning import Settings, Value
+from hotloop.tune.children import OUTPUT
 from hotloop.tune.running import Chunk, Running, mean_of
+from hotloop.tune.zygote import Zygote
 
 _FOREVER = 1_000_000
-_TOLD_SECONDS = 0.25
 _CHUNKS, _MEASURED_SECONDS = 40, 300.0
 """The first half of the chunks compile and warm up."""
 
@@ -45,26 +43,34 @@ def overrides(job: Job, settings: Settings) -> dict[str, Value]:
 
 
 class JobTrials:
-    """Starts a job's training again and again, each in a folder that is thrown away."""
+    """Starts a job's training again and again, each in a folder that is thrown away; a context manager.
+
+    Args:
+        environment: of trials; looked up for each.
+    """
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self._job = job
         self._environment = environment
+        self._zygote = Zygote("hotloop.tune.trial", {**environment, "GOMP_SPINCOUNT": "10000"})
+
+    def __enter__(self) -> "JobTrials":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zygote.close()
 
     def __call__(self, settings: Settings) -> Running:
         raw = job_with(self._job, settings).model_dump(mode="json", exclude_none=True)
-        folder = mkdtemp(prefix="hotloop-")
-        raw["run"] = {"root": folder}
+        folder = Path(mkdtemp(prefix="hotloop-"))
+        raw["run"] = {"root": str(folder)}
         raw["train"]["epochs"] = _FOREVER
         raw["checkpoint"]["every"] = f"{_FOREVER} epochs"
         # A GPU is not waited for at each step, as it would be for its loss; on a CPU ten steps may take long.
         raw["log"] = {"every": 1 if self._job.device == "cpu" else "auto", "tensorboard": False}
         raw["data"].pop("val", None)
-        threads = {"OMP_NUM_THREADS": str(settings["threads"])} if settings.get("threads") else {}
-        inside = {**self._environment, "GOMP_SPINCOUNT": "10000", **threads}
-        # -P: a file of the user's that is named like a library does not stand for it.
-        command = [sys.executable, "-P", "-m", "hotloop.tune.job_trials", folder]
-        return Running(command, inside, Path(folder), json.dumps(raw).encode())
+        arguments = (raw, folder, int(settings.get("threads", 0)))
+        return Running(self._zygote.fork("train", arguments, self._environment, folder / OUTPUT), folder)
 
 
 def step_seconds(job: Job, environment: Mapping[str, str]) -> float:
@@ -74,53 +80,9 @@ def step_seconds(job: Job, environment: Mapping[str, str]) -> float:
         Failed: it does not train.
     """
     chunks: list[Chunk] = []
-    with JobTrials(job, environment)({}) as running:
+    with JobTrials(job, environment) as trials, trials({}) as running:
         for chunk in running.chunks(time.monotonic() + _MEASURED_SECONDS):
             chunks.append(chunk)
             if len(chunks) == _CHUNKS:
                 break
     return mean_of(chunks[-_CHUNKS // 2 :])[0] * job.data.batch_size * job.train.accumulate
-
-
-def _train(folder: Path) -> None:
-    """What a trial's process does: train the job that comes in, and tell how fast it is until asked to end."""
-    from hotloop.core.machine import read_machine
-    from hotloop.train.memory import memory_report, memory_trouble
-    from hotloop.train.observer import Event, Logged, Observer
-    from hotloop.train.progress import Span
-    from hotloop.train.training import train_job
-
-    class Teller(Observer):
-        def __init__(self) -> None:
-            self._told = Span()
-            self._losses: list[tuple[int, float]] = []
-            self._steps = 0
-
-        def on(self, event: Event) -> None:
-            if not isinstance(event, Logged):
-                return
-            whole = event.progress.whole
-            self._losses.append((whole.steps - self._steps, event.loss))
-            self._steps = whole.steps
-            if whole.seconds - self._told.seconds >= _TOLD_SECONDS:
-                samples = whole.samples - self._told.samples
-                told = {
-                    "seconds": (whole.seconds - self._told.seconds) / samples,
-                    "samples": samples,
-                    "losses": self._losses,
-                    "trouble": memory_trouble(memory_report()),
-                }
-                file.write(json.dumps(told) + "\n")
-                file.flush()
-                self._told, self._losses = whole, []
-            if (folder / "stop").exists():
-                os._exit(0)
-
-    job = parse_job(json.load(sys.stdin), "the trial's job")
-    sys.path.append(str(Path.cwd()))
-    with (folder / f"told-{os.getpid()}.jsonl").open("a") as file:
-        train_job(job, read_machine(), Teller())
-
-
-if __name__ == "__main__":
-    _train(Path(sys.argv[1]))

@@ -1,20 +1,19 @@
 """A training that is under way in a process of its own, and tells how fast it is."""
 
-import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import fsum, sqrt
 from pathlib import Path
 from statistics import median
-from typing import IO
+
+from hotloop.tune.children import OUTPUT, Child, signals_held
 
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
@@ -60,25 +59,6 @@ def mean_of(chunks: Sequence[Chunk]) -> tuple[float, float]:
     return mean, sqrt(squares * count / (count - 1)) / samples
 
 
-def _begin_child(heard: Set[int]) -> None:
-    """A training that nobody waits for any more ends, whatever has ended us; and it hears signals."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-
-
-_PR_SET_PDEATHSIG = 1
-
-
-@contextmanager
-def signals_held() -> Iterator[Set[int]]:
-    """Ctrl-C and a scheduler's signals come afterwards. Gives those that were held before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield before
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class Failed(Exception):
     """The process has ended, or told nothing for too long."""
 
@@ -87,22 +67,14 @@ class Running:
     """One process; a context manager that ends it, and all that it has started.
 
     Args:
+        child: in a session of its own, as soon as it runs our code; what it prints goes to OUTPUT in the folder.
         folder: of its own; removed at the end. Into `told-*.jsonl` in it the process appends a JSON object a line;
             `attached-PID` in it are processes that were entered; `stop` asks them for the end.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, content: bytes = b""
-    ) -> None:
+    def __init__(self, child: Child, folder: Path) -> None:
+        self._child = child
         self._folder = folder
-        self._output: IO[bytes] = (folder / "output").open("w+b")
-        (folder / "input").write_bytes(content)
-        # A Ctrl-C while Python forks is lost: it ignores what its hooks around a fork raise.
-        with (folder / "input").open("rb") as read, signals_held() as before:
-            self._process = subprocess.Popen(  # noqa: S603 - the user's own command, or ours
-                command, env={**environment}, stdin=read, stdout=self._output, stderr=self._output,
-                start_new_session=True, preexec_fn=partial(_begin_child, before),
-            )  # fmt: skip
 
     def __enter__(self) -> "Running":
         return self
@@ -112,14 +84,15 @@ class Running:
         try:
             (self._folder / "stop").touch()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
+                self._child.wait(_END_SECONDS)
         finally:
             with signals_held():
-                for group in (self._process.pid, *self._entered()):
+                if self._child.poll() is None:
+                    os.kill(self._child.pid, signal.SIGKILL)  # it may have no group of its own yet
+                for group in (self._child.pid, *self._entered()):
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(group, signal.SIGKILL)
-                self._process.wait()
-                self._output.close()
+                self._child.wait()
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _entered(self) -> list[int]:
@@ -143,25 +116,24 @@ class Running:
         """
         read: dict[Path, int] = {}
         while True:
-            ended = self._process.poll() is not None
+            code = self._child.poll()
             for file in self._folder.glob("told-*.jsonl"):
                 lines = file.read_text().splitlines(keepends=True)
                 for line in lines[read.get(file, 0) :]:
                     if line.endswith("\n"):
                         read[file] = read.get(file, 0) + 1
                         yield Chunk(**json.loads(line))
-            if ended:
-                if self._process.returncode:
-                    raise Failed(self._last_words())
+            if code is not None:
+                if code:
+                    raise Failed(self._last_words(code))
                 return
             if time.monotonic() > deadline:
                 raise Failed("it told nothing in time")
             time.sleep(_LOOK_SECONDS)
 
-    def _last_words(self) -> str:
+    def _last_words(self, code: int) -> str:
         """The line that says why it has ended."""
-        self._output.flush()
-        content = (self._folder / "output").read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
+        content = (self._folder / OUTPUT).read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
         lines = [line.strip() for line in content.splitlines() if line.strip()]
         named = [line for line in lines if "Error" in line.split(":")[0] or line.startswith("error:")]
-        return (named or lines or [f"code {self._process.returncode}"])[-1]
+        return (named or lines or [f"code {code}"])[-1]

@@ -9,6 +9,7 @@ from hotloop.accelerate.plan import Plan, chosen
 from hotloop.attach.command import attached_environment
 from hotloop.attach.inside import Attachment
 from hotloop.core.tuning import Settings
+from hotloop.tune.children import command
 from hotloop.tune.running import Running
 
 _ENTRY = "hotloop.accelerate.runner:begin"
@@ -29,14 +30,22 @@ def plan_of(settings: Settings) -> Plan:
 
 
 class ScriptTrials:
-    """Starts a command again and again. What it writes while it is tried is its own affair."""
+    """Starts a command again and again; a context manager. What it writes while it is tried is its own affair."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
         self._environment = environment
 
+    def __enter__(self) -> "ScriptTrials":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Each trial has ended by itself."""
+
     def __call__(self, settings: Settings) -> Running:
-        folder = mkdtemp(prefix="hotloop-")
+        folder = Path(mkdtemp(prefix="hotloop-"))
         plan = {**asdict(plan_of(settings)), "tell": True, "steps": _FIRST_STEPS}
-        inside = attached_environment(self._command, Attachment({"torch": _ENTRY}, folder, plan), self._environment)
-        return Running(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, Path(folder))
+        inside = attached_environment(
+            self._command, Attachment({"torch": _ENTRY}, str(folder), plan), self._environment
+        )
+        return Running(command(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, folder), folder)

@@ -12,11 +12,10 @@ from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine, usable_cpus
 from hotloop.tune.job_trials import JobTrials
 from hotloop.tune.script_trials import ScriptTrials
-from hotloop.tune.search import Start
 from hotloop.tune.space import Knob, job_space, script_space
 
 
-def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], Start, Job]:
+def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], JobTrials, Job]:
     """A job file.
 
     Raises:
@@ -31,7 +30,7 @@ def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], 
     return space, JobTrials(resolved, os.environ), resolved
 
 
-def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...], Start, None]:
+def script_target(command: Sequence[str], level: str) -> tuple[tuple[Knob, ...], ScriptTrials, None]:
     """A command.
 
     Raises:
