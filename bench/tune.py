@@ -29,7 +29,14 @@ from hotloop.tune.space import Knob, size_of
 from hotloop.tune.targets import job_target
 
 DIGITS = Path("examples/digits/job.toml")
-CPU = {"speed.compile": 2, "speed.channels_last": 2, "speed.keep_memory": 2, "threads": 2, "data.workers": 5}
+CPU = {
+    "data.workers": 5,
+    "precision": 2,
+    "speed.channels_last": 2,
+    "threads": 2,
+    "speed.keep_memory": 2,
+    "speed.compile": 2,
+}
 """Settings of the grid, and how many of their values."""
 
 

@@ -28,7 +28,7 @@ def wait_until(is_so: Callable[[], object], what: str, seconds: float = 90) -> N
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, f"no {what} within {seconds} s"
-        time.sleep(0.1)
+        time.sleep(0.5)  # to ask starts a process, which is taken from those that train
 
 
 @dataclass

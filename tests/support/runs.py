@@ -135,6 +135,7 @@ name = "tiny:Paced"
 [data]
 train = "made by the task"
 batch_size = 4
+workers = 0
 [model]
 name = "made by the task"
 [train]

@@ -63,7 +63,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 120)
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.5)  # to ask starts a process, which is taken from those that train
 
 
 @dataclass(frozen=True)

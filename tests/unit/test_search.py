@@ -89,6 +89,22 @@ def test_what_two_settings_bring_together_only_is_found_where_one_of_them_brings
     assert found.ratio == pytest.approx(2.0, rel=0.05)
 
 
+def test_what_needs_another_setting_is_tried_once_that_is_chosen() -> None:
+    """As float8 does, which is slower where nothing is compiled."""
+    space = (
+        Knob("precision", ("fp32", "bf16", "float8"), needs="compile", needing=("float8",)),
+        Knob("compile", (False, True)),
+    )
+
+    def seconds(chosen: Settings) -> float:
+        compute = {"fp32": 1.0, "bf16": 0.5, "float8": 0.35}[str(chosen["precision"])]
+        return compute * 0.8 if chosen["compile"] else {0.35: 3.0}.get(compute, compute)
+
+    found = search(space, seconds)
+    assert dict(found.best) == {"precision": "float8", "compile": True}
+    assert {"precision": "float8", "compile": False} not in [dict(trial.settings) for trial in found.trials]
+
+
 def test_what_a_bottleneck_hides_is_found_once_that_is_gone() -> None:
     hidden = tuple(Knob(name, (0, 1)) for name in ("layout", "kernels", "threads", "memory"))
     space = (*hidden, Knob("workers", (0, 1, 2, 4), rises=True, counts=True))
@@ -123,7 +139,7 @@ def test_losers_end_early_and_numbers_that_rise_in_vain_are_not_tried() -> None:
 def test_a_word_for_what_there_is_is_no_number_below_the_others() -> None:
     """A script with eight workers of its own: fewer are slower, more are faster."""
     times = {0: 1.0, 1: 5.0, 4: 2.0, 8: 1.0, 16: 0.6}
-    space = (Knob("workers", (0, 1, 4, 8, 16), rises=True), Knob("factor", (0, 4), needs="workers"))
+    space = (Knob("workers", (0, 1, 4, 8, 16), rises=True), Knob("factor", (0, 4), needs="workers", needing=(4,)))
     found = search(space, lambda one: times[int(one["workers"])])
     assert dict(found.best) == {"workers": 16, "factor": 0}
 

@@ -1,7 +1,7 @@
 """Which settings are fastest: few trials, losers ended early, repeated until the order is certain.
 
-One setting after another is tried on top of the best so far, and those that changed little once more at the end; then
-optuna's sampler, which knows all trials, proposes combinations. https://optuna.readthedocs.io
+One setting after another is tried on top of the best so far; at the end those that changed little once more, and what
+brings nothing without another; then optuna's sampler, which knows all trials, proposes combinations. https://optuna.readthedocs.io
 """
 
 import time
@@ -45,7 +45,7 @@ class Effort:
 
 
 _ALIKE = 1.1
-_HOPELESS = 1.05
+_HOPELESS = 1.02
 """A trial that is certainly this many times as slow as the best is not measured on."""
 _CERTAIN = 2.0
 """Standard errors between two means that are told apart."""
@@ -109,32 +109,33 @@ class Search:
         return self._concluded(target, ended)
 
     def _one_by_one(self) -> None:
-        """Each value on top of the best so far; those that changed little once more at the end, on top of what is best
-        then: what held steps up before has hidden what they bring.
+        """Each value on top of the best so far. At the end, on top of what is best then, those that changed little once
+        more: what held steps up before has hidden what they bring; and those that needed what has been chosen since.
         """
-        little: list[tuple[Knob, Value, Settings]] = []
+        later: list[tuple[Knob, Value, Settings]] = []
         for knob in self._space:
             for path in _paths(knob):
                 if knob.counts and self._best[knob.name] != knob.values[0]:
                     break  # more was better: fewer will not be
                 for value in path:
-                    if self._is_idle(knob, self._best):
-                        break
                     before = self._best
+                    if self._is_idle(knob, value, before):
+                        later.append((knob, value, before))
+                        continue
                     trial = self._tried({**before, knob.name: value})
                     if abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE and self._best is before:
-                        little.append((knob, value, before))
+                        later.append((knob, value, before))
                     known = knob.rises and (knob.counts or self._best[knob.name] != knob.values[0])
                     if known and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
                         break  # further that way it will be slower yet
-        for knob, value, before in little:
-            if _key(before) != _key(self._best) and not self._is_idle(knob, self._best):
+        for knob, value, before in later:
+            if _key(before) != _key(self._best) and not self._is_idle(knob, value, self._best):
                 self._tried({**self._best, knob.name: value})
 
-    def _is_idle(self, knob: Knob, settings: Settings) -> bool:
-        """Whether it changes nothing here."""
-        start = start_of(self._space)
-        return knob.name in self._useless or (bool(knob.needs) and settings[knob.needs] == start[knob.needs])
+    def _is_idle(self, knob: Knob, value: Value, settings: Settings) -> bool:
+        """Whether this value brings nothing beside these settings."""
+        needed = value in knob.needing and bool(knob.needs)
+        return knob.name in self._useless or (needed and settings[knob.needs] == start_of(self._space)[knob.needs])
 
     def _proposals(self) -> None:
         in_vain, start = 0, start_of(self._space)
@@ -142,7 +143,7 @@ class Search:
             proposed = self._study.ask(self._distributions)
             settings = dict(proposed.params)
             for knob in self._space:
-                if self._is_idle(knob, settings):
+                if self._is_idle(knob, settings[knob.name], settings):
                     settings[knob.name] = start[knob.name]
             known = [trial for trial in self._trials if _key(trial.settings) == _key(settings)]
             before = self._best

@@ -22,7 +22,7 @@ class Knob:
         values: that may be tried; the first is what stands there now.
         rises: whether they are numbers that rise from the second on, and speed rises with them to some point.
         counts: whether the first is such a number, too, and not a word for what there is.
-        needs: another setting, without a change of which this one has no effect.
+        needs: another setting, without a change of which the values in `needing` bring nothing.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Knob:
     rises: bool = False
     counts: bool = False
     needs: str = ""
+    needing: tuple[Value, ...] = ()
 
 
 def start_of(space: Sequence[Knob]) -> Settings:
@@ -50,26 +51,30 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
         read: whether its data is read from files while it trains.
         images: whether those are images.
     """
-    knobs = [
-        Knob("speed.compile", _first(job.speed.compile, (False, True, "blocks"))),
-        Knob("precision", _first(job.precision, ("fp32", "tf32", "bf16", "float8") if gpu else ("fp32", "bf16"))),
-        Knob("speed.channels_last", _first(job.speed.channels_last, (False, True))),
-        Knob("threads", (0, *sorted({processors, max(1, processors // 2)}))),
-    ]
-    if gpu:
-        knobs += [
-            Knob("speed.graph", _first(job.speed.graph, (True, False))),
-            Knob("speed.kernels", _first(job.speed.kernels, (True, False))),
-            Knob("speed.cudnn_benchmark", _first(job.speed.cudnn_benchmark, (True, False))),
-        ]
-    else:
-        knobs.append(Knob("speed.keep_memory", _first(job.speed.keep_memory, (True, False))))
+    knobs = []
     if read:
         knobs.append(
             Knob("data.workers", _first(job.data.workers, (0, *_workers(processors))), rises=True, counts=True)
         )
         if gpu and images:
             knobs.append(Knob("data.decode", _first(job.data.decode, ("cpu", "hardware", "dali"))))
+    precisions = _first(job.precision, ("fp32", "tf32", "bf16", "float8") if gpu else ("fp32", "bf16"))
+    knobs += [
+        # Only what is compiled scales to float8 and multiplies in one kernel.
+        Knob("precision", precisions, needs="" if job.speed.compile else "speed.compile", needing=("float8",)),
+        Knob("speed.channels_last", _first(job.speed.channels_last, (False, True))),
+        Knob("threads", (0, *sorted({processors, max(1, processors // 2)}))),
+    ]
+    if gpu:
+        knobs += [
+            Knob("speed.kernels", _first(job.speed.kernels, (True, False))),
+            Knob("speed.cudnn_benchmark", _first(job.speed.cudnn_benchmark, (True, False))),
+            Knob("speed.graph", _first(job.speed.graph, (True, False))),
+        ]
+    else:
+        knobs.append(Knob("speed.keep_memory", _first(job.speed.keep_memory, (True, False))))
+    # After what is tried in seconds: to compile takes half a minute, and again for each of those that changes the code.
+    knobs.append(Knob("speed.compile", _first(job.speed.compile, (False, True, "blocks"))))
     knobs.append(Knob("train.accumulate", _portions(job)))
     return tuple(knob for knob in knobs if len(knob.values) > 1)
 
@@ -95,7 +100,7 @@ def script_space(processors: int, level: str) -> tuple[Knob, ...]:
     """What can be tried for a script: the accelerations of `hotloop run`, on or off, and their numbers."""
     knobs = [
         Knob("workers", (0, *_workers(processors)), rises=True),
-        Knob("prefetch_factor", (0, 4), needs="workers"),
+        Knob("prefetch_factor", (0, 4), needs="workers", needing=(4,)),
         Knob("threads", (0, *sorted({1, max(1, processors // 2), processors}))),
     ]
     for kind in (kind for kind in KINDS if kind.framework == "torch"):
