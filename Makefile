@@ -10,15 +10,15 @@ DIGITS := examples/digits/images
 demo: setup $(DIGITS)/.done
 	$(BIN)/hotloop train examples/digits/job.toml
 
-# Many tests wait for processes that they have started: the commands' run beside the others.
+# Many tests wait for processes that they have started: those of commands and pages run beside the others.
 test: lint
 	$(MAKE) --jobs 2 --keep-going test-commands test-others
 
 test-commands: setup
-	$(call pytest,commands,tests/cli)
+	$(call pytest,commands,tests/cli tests/docs)
 
 test-others: setup
-	$(call pytest,others,--ignore tests/cli)
+	$(call pytest,others,--ignore tests/cli --ignore tests/docs)
 
 # Two halves on two cores are no even machine: what has failed is run once more.
 define pytest

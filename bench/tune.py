@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--job", type=Path, default=DIGITS)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job; may be repeated")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--values", nargs="*", default=[f"{name}={count}" for name, count in CPU.items()])
     add_device(parser)
     arguments = parser.parse_args()

@@ -52,7 +52,10 @@ class JobTrials:
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self._job = job
         self._environment = environment
-        self._zygote = Zygote("hotloop.tune.trial", {**environment, "GOMP_SPINCOUNT": "10000"})
+        # By the driver's own library; CUDA's, once asked whether there are GPUs, does not work in forks.
+        # https://docs.pytorch.org/docs/stable/notes/cuda.html
+        asked = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self._zygote = Zygote("hotloop.tune.trial", {**environment, **asked, "GOMP_SPINCOUNT": "10000"})
 
     def __enter__(self) -> "JobTrials":
         return self
