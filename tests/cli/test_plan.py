@@ -33,11 +33,12 @@ def test_several_machines_are_lost_sooner_and_less_so_in_one_zone(hotloop: Comma
 
 
 def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_path: Path) -> None:
-    lines = ["start,end", *(f"{10_000 * number},{10_000 * number + 4000 + 400 * number}" for number in range(12))]
+    lines = ["start,end", *(f"{10_000 * number},{10_000 * number + 4000 + 400 * number}" for number in range(16))]
     (tmp_path / "trace.csv").write_text("\n".join(lines) + "\n")
     trace = ("--trace", str(tmp_path / "trace.csv"), "--save", "2s", "--work", "10h")
     done = hotloop("plan", "spot", *trace, "--page", str(tmp_path / "spot.html"), expect=0)
-    assert "as observed, 12 losses" in done.out
+    assert "as observed, 16 losses" in done.out
+    assert "is no work in nine of ten times as long as the trace" in done.out
     assert "played through the trace from 200 moments" in done.out
     page = (tmp_path / "spot.html").read_text()
     assert "Share of the paid time that is work" in page

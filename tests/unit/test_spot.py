@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import InputError
 from hotloop.core.save_interval import daly_interval, young_interval
+from hotloop.plan.advice import Asked, _parts, advise
 from hotloop.plan.lifetime import Empirical, First, Lifetime, Observed, Weibull, fitted
 from hotloop.plan.replay import Life, bands, observed, read_trace, replay
 from hotloop.plan.spot import Costs, best_interval, outlook, price
@@ -127,6 +128,50 @@ def test_bands_agree_with_the_formula_for_long_trainings() -> None:
     expected = 100 * HOUR / outlook(Empirical(observed(lives)), 900.0, costs).paid_share
     assert low.wall <= middle.wall <= high.wall
     assert middle.paid == pytest.approx(expected, rel=0.05)
+
+
+def weeks(chance: random.Random, number: int, unsteady: float) -> list[Life]:
+    """A trace; in each week of ten losses machines live longer or shorter than in others."""
+    now, lives = 0.0, []
+    for _ in range(number):
+        mean = 2 * HOUR * math.exp(chance.gauss(0.0, unsteady))
+        for _ in range(10):
+            end = now + chance.expovariate(1 / mean)
+            lives.append(Life(now, end))
+            now = end + 60.0
+    return lives
+
+
+@pytest.mark.parametrize("unsteady", [0.0, 0.7])
+def test_nine_in_ten_futures_waste_what_the_parts_of_the_past_tell(unsteady: float) -> None:
+    chance, costs, held, ratios = random.Random(5), Costs(20.0, restart=180.0), 0, []
+    for _ in range(60):
+        past, future = weeks(chance, 8, unsteady), weeks(chance, 8, unsteady)
+        advice = advise(Asked(costs, lives=tuple(past), interval=600.0))
+        assert advice.waste_low is not None
+        assert advice.waste_high is not None
+        came = 1 - outlook(Empirical(observed(future)), 600.0, costs).paid_share
+        held += advice.waste_low <= came <= advice.waste_high
+        ratios.append(advice.waste_high / advice.waste_low)
+    assert 48 <= held
+    assert (np.median(ratios) > 1.8) == (unsteady > 0), "and where weeks are alike, the range is narrow"
+
+
+def test_of_few_losses_no_range_is_told() -> None:
+    lives = weeks(random.Random(0), 2, 0.0)
+    told = [advise(Asked(Costs(20.0), lives=tuple(lives[:number]), interval=600.0)).waste_low for number in (15, 16)]
+    assert told[0] is None
+    assert told[1] is not None
+
+
+@given(st.lists(st.booleans(), min_size=16, max_size=90).filter(lambda ended: sum(ended) >= 16))
+def test_parts_are_the_whole_in_order_and_each_has_its_losses(ended: list[bool]) -> None:
+    lives = [Life(float(place), place + 0.5, was) for place, was in enumerate(ended)]
+    parts = _parts(lives)
+    assert [life for part in parts for life in part] == lives
+    losses = [sum(life.ended for life in part) for part in parts]
+    assert min(losses) >= 2
+    assert max(losses) - min(losses) <= 1
 
 
 def test_traces_are_read(tmp_path: Path) -> None:

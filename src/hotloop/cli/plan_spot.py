@@ -84,6 +84,11 @@ def _lines(asked: "Asked", advice: "Advice") -> list[str]:
         f"of the time that is paid for {found.paid_share:.1%} is work, {found.lost_share:.1%} is done again, "
         f"{found.save_share:.1%} goes into saves, {found.restart_share:.1%} into restarts",
     ]
+    if advice.waste_low is not None:
+        lines.append(
+            f"{advice.waste_low:.1%} to {advice.waste_high:.1%} is no work in nine of ten times as long as the trace, "
+            "if they differ as its parts do"
+        )
     if advice.price:
         lines.append(_price_line(asked, advice))
     if asked.work:

@@ -1,7 +1,9 @@
 """Whether spot machines pay for a training, how far apart it should save, and what may come of it."""
 
+import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotloop.core.save_interval import daly_interval, young_interval
 from hotloop.plan.lifetime import Empirical, First, Lifetime, Weibull, fitted
@@ -11,6 +13,10 @@ from hotloop.plan.spot import Costs, Outlook, Price, best_interval, outlook, pri
 _ENOUGH = 10
 """Losses from which on a distribution is taken as it was observed; of fewer, a Weibull distribution is fitted."""
 _CURVE = 60
+_PARTS, _PARTS_LOSSES = 8, 16
+"""Into which a trace is divided to see how far its times differ, and losses that it takes: two in each."""
+_NINE_IN_TEN = 1.895
+"""Of Student's distribution with seven degrees of freedom: within so many deviations, up or down."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Advice:
         young, daly: intervals by these formulae, which know no restarts and risks that stay the same.
         curve: intervals, and the share of the paid time that is work.
         wall, paid: that the work is expected to take, and that is paid for; 0 where it is not known.
+        waste_low, waste_high: share of the paid time that is no work, in nine of ten futures that are as long as what
+            was observed, and differ from it as its own parts differ; None where too little was observed.
         low, middle, high: of trainings played through: by wall time the 5th, 50th and 95th of a hundred.
     """
 
@@ -62,6 +70,8 @@ class Advice:
     wall: float
     paid: float
     cost: float
+    waste_low: float | None
+    waste_high: float | None
     low: Replayed | None
     middle: Replayed | None
     high: Replayed | None
@@ -70,7 +80,7 @@ class Advice:
 def advise(asked: Asked) -> Advice:
     """Some 300 intervals, each in about a millisecond."""
     described, one = _lifetime(asked)
-    group: Lifetime = First(one, asked.machines, asked.together) if asked.machines > 1 else one
+    group = _group(asked, one)
     best = outlook(group, asked.interval, asked.costs) if asked.interval else best_interval(group, asked.costs)
     cost = None
     if asked.spot and asked.on_demand:
@@ -79,14 +89,44 @@ def advise(asked: Asked) -> Advice:
     if asked.work and asked.lives and asked.machines == 1:
         played = bands(asked.lives, asked.work, best.interval, asked.costs)
     first = group.mean
+    waste_low, waste_high = _waste(asked, best)
     wall = asked.work / best.share if best.share else 0.0
     paid = asked.work / best.paid_share if best.paid_share else 0.0
     return Advice(
         lifetime=described, mean=one.mean, first=first, outlook=best,
         young=young_interval(asked.costs.save, first), daly=daly_interval(asked.costs.save, first),
         curve=_curve(group, best.interval, asked.costs), price=cost, wall=wall, paid=paid,
-        cost=paid / 3600 * asked.spot * asked.machines, low=played[0], middle=played[1], high=played[2],
+        cost=paid / 3600 * asked.spot * asked.machines, waste_low=waste_low, waste_high=waste_high,
+        low=played[0], middle=played[1], high=played[2],
     )  # fmt: skip
+
+
+def _group(asked: Asked, one: Lifetime) -> Lifetime:
+    return First(one, asked.machines, asked.together) if asked.machines > 1 else one
+
+
+def _waste(asked: Asked, best: Outlook) -> tuple[float, float] | tuple[None, None]:
+    """As the mean of as many parts again differs from the mean of these, in the logarithm."""
+    if sum(life.ended for life in asked.lives) < _PARTS_LOSSES:
+        return None, None
+    logs = []
+    for part in _parts(asked.lives):
+        lifetime = _group(asked, _lifetime(replace(asked, lives=part))[1])
+        logs.append(math.log(1 - outlook(lifetime, best.interval, asked.costs).paid_share))
+    factor = math.exp(_NINE_IN_TEN * statistics.stdev(logs) * math.sqrt(2 / _PARTS))
+    waste = 1 - best.paid_share
+    return waste / factor, min(1.0, waste * factor)
+
+
+def _parts(lives: Sequence[Life]) -> list[tuple[Life, ...]]:
+    """One after another, with about as many losses in each."""
+    losses = sum(life.ended for life in lives)
+    parts: list[list[Life]] = [[] for _ in range(_PARTS)]
+    before = 0
+    for life in lives:
+        parts[min(_PARTS - 1, before * _PARTS // losses)].append(life)
+        before += life.ended
+    return [tuple(part) for part in parts]
 
 
 def _lifetime(asked: Asked) -> tuple[str, Lifetime]:
