@@ -5,6 +5,7 @@ others would wait for it as long as for one that is slow to come.
 """
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hotloop.core.errors import HotloopError
 
 _HEARD_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 """For so long the first machine keeps its last word there for others."""
+_CONNECT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Machines:
     def __init__(self, nodes: Nodes, limit_seconds: float) -> None:
         self._nodes = nodes
         self._limit = timedelta(seconds=limit_seconds)
+        self._joining: threading.Thread | None = None
+        self._closed = threading.Event()
         self._store: TCPStore | None = None
         self._lost = False
         self._told = False
@@ -95,7 +99,8 @@ class Machines:
         if self._nodes.number == 1:
             return self
         if self._nodes.rank:
-            threading.Thread(target=self._join, name="hotloop-machines", daemon=True).start()
+            self._joining = threading.Thread(target=self._join, name="hotloop-machines", daemon=True)
+            self._joining.start()
             return self
         try:
             self._store = self._connected(first=True)
@@ -111,7 +116,9 @@ class Machines:
     ) -> None:
         if isinstance(error, HotloopError):
             self.tell(End(error.exit_code, error.what))
-        if self._nodes.rank:
+        if self._joining:
+            self._closed.set()
+            self._joining.join(_HEARD_SECONDS)
             self._set(f"left-{self._nodes.rank}", "")
         elif self._told:
             self._wait_for_others()
@@ -138,9 +145,23 @@ class Machines:
         return self._has(f"start-{restart + 1}")
 
     def _join(self) -> None:
-        with suppress(DistError, RuntimeError):  # who never comes is told of where ranks meet
-            self._store = self._connected(first=False)
-            self._set(f"here-{self._nodes.rank}", "")
+        if self._is_open():  # who never comes is told of where ranks meet
+            with suppress(DistError, RuntimeError):
+                self._store = self._connected(first=False)
+                self._set(f"here-{self._nodes.rank}", "")
+
+    def _is_open(self) -> bool:
+        """Whether the first machine has opened its store, before the limit and this one's end.
+
+        The store's own way of looking for it cannot be ended; and where it gives up while Python ends, the process is
+        aborted: a thread in C++ that wants the interpreter then is unwound through what may not throw.
+        https://docs.python.org/3.11/c-api/init.html#c.PyEval_RestoreThread
+        """
+        until = time.monotonic() + self._limit.total_seconds()
+        while time.monotonic() < until and not self._closed.wait(_LOOK_SECONDS):
+            with suppress(OSError), socket.create_connection((self._nodes.host, self._nodes.port), _CONNECT_SECONDS):
+                return True
+        return False
 
     def _connected(self, first: bool) -> TCPStore:
         nodes = self._nodes
