@@ -105,6 +105,20 @@ def test_what_needs_another_setting_is_tried_once_that_is_chosen() -> None:
     assert {"precision": "float8", "compile": False} not in [dict(trial.settings) for trial in found.trials]
 
 
+@pytest.mark.parametrize("now", ["fp32", "float8"])
+def test_what_lost_by_far_before_another_setting_was_chosen_is_tried_again(now: str) -> None:
+    others = [one for one in ("fp32", "bf16", "float8") if one != now]
+    space = (Knob("precision", (now, *others), needs="compile", needing=("float8",)), Knob("compile", (False, True)))
+    eager = {"fp32": 1.0, "bf16": 1.15, "float8": 3.0}
+    compiled = {"fp32": 0.8, "bf16": 0.5, "float8": 0.6 if now == "fp32" else 0.35}
+
+    def seconds(chosen: Settings) -> float:
+        return (compiled if chosen["compile"] else eager)[str(chosen["precision"])]
+
+    best = "bf16" if now == "fp32" else "float8"
+    assert dict(search(space, seconds).best) == {"precision": best, "compile": True}
+
+
 def test_what_a_bottleneck_hides_is_found_once_that_is_gone() -> None:
     hidden = tuple(Knob(name, (0, 1)) for name in ("layout", "kernels", "threads", "memory"))
     space = (*hidden, Knob("workers", (0, 1, 2, 4), rises=True, counts=True))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hotloop.tune.running import Running
 from hotloop.tune.zygote import Zygote
 
 
@@ -71,6 +72,52 @@ def test_what_was_forked_ends_with_its_zygote(zygote: Zygote, tmp_path: Path) ->
     assert child.wait() == -signal.SIGKILL
     again = zygote.fork("tell", ("again",), {}, tmp_path / "again")
     assert again.wait() == 0, "a new one"
+
+
+def test_one_that_was_killed_between_two_trials_is_started_anew(zygote: Zygote, tmp_path: Path) -> None:
+    assert zygote.fork("tell", ("first",), {}, tmp_path / "first").wait() == 0
+    assert zygote._process
+    zygote._process.kill()
+    zygote._process.wait()
+    assert zygote.fork("tell", ("second",), {}, tmp_path / "second").wait() == 0
+
+
+def test_a_start_that_fails_leaves_it_as_it_was(
+    zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "no such program")
+        with pytest.raises(FileNotFoundError):
+            zygote.fork("tell", ("none",), {}, tmp_path / "none")
+    assert zygote.fork("tell", ("one",), {}, tmp_path / "one").wait() == 0
+
+
+def test_a_fork_that_ends_while_it_is_to_be_killed_is_waited_for_all_the_same(
+    zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being asked whether it goes on and the signal."""
+    monkeypatch.setattr("hotloop.tune.running._END_SECONDS", 0.01)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    child = zygote.fork("wait_for_ever", (), {}, folder / "out")
+
+    class Ending:
+        pid = child.pid
+
+        def poll(self) -> int | None:
+            if child._code is None:
+                os.kill(child.pid, signal.SIGKILL)
+                child.wait()
+                return None
+            return child.poll()
+
+        def wait(self, timeout: float | None = None) -> int:
+            return child.wait(timeout)
+
+    with Running(Ending(), folder):
+        pass
+    assert not folder.exists()
+    assert zygote.fork("tell", ("next",), {}, tmp_path / "next").wait() == 0
 
 
 def test_what_was_forked_ends_with_us_however_we_end(tmp_path: Path) -> None:

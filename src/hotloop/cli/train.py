@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hotloop.core.environment import TRAINING
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.installed import require_torch
 from hotloop.core.job import Job
@@ -108,14 +109,8 @@ def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
 
 def set_environment() -> None:
     """Set what is read once, when torch is imported or the GPU is first used; what is set already stays."""
-    # By default OpenMP's threads spin at the end of each loop until the last is done, which takes the processor from
-    # whatever else runs (bench/contention.py).
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # torch warns of each lost connection with thirty lines of C++ frames; hotloop says it in one.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Queues to the GPU. The JPEG engines have a stream for each image; of trainings that used them with the default, 8,
-    # 5 in 20 were slow from beginning to end, with 32 none of 4 (bench/jpeg_to_gpu.py, 8 processors, H200).
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    for name, value in TRAINING.items():
+        os.environ.setdefault(name, value)
 
 
 def _processes(job: Job, nodes: int) -> int:

@@ -4,6 +4,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+TRAINING = {
+    # By default OpenMP's threads spin at the end of each loop until the last is done, which takes the processor from
+    # whatever else runs (bench/contention.py).
+    "GOMP_SPINCOUNT": "10000",
+    # torch warns of each lost connection with thirty lines of C++ frames; hotloop says it in one.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # Queues to the GPU. The JPEG engines have a stream for each image; of trainings that used them with the default, 8,
+    # 5 in 20 were slow from beginning to end, with 32 none of 4 (bench/jpeg_to_gpu.py, 8 processors, H200).
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+"""Of a training where nobody has set them otherwise: read once, when torch is imported or the GPU is first used."""
+
 
 @contextmanager
 def environment(values: Mapping[str, str | None]) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Processes that are started for trials."""
 
 import ctypes
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -34,6 +35,16 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], folder: Pa
         )  # fmt: skip
 
 
+@contextmanager
+def removed_if_it_fails(folder: Path) -> Iterator[None]:
+    """Ctrl-C while a child starts leaves nothing of it."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def begin_child(heard: Set[int]) -> None:
     """A training that nobody waits for any more ends, whatever has ended its parent; and it hears signals."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -46,7 +57,9 @@ _PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def signals_held() -> Iterator[Set[int]]:
-    """Ctrl-C and a scheduler's signals come afterwards. Gives those that were held before."""
+    """Ctrl-C and a scheduler's signals come afterwards, unless the kernel hands them to a library's thread. Gives those
+    that were held before.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield before

@@ -6,11 +6,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from hotloop.core.environment import TRAINING
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.tuning import Settings, Value
-from hotloop.tune.children import OUTPUT
-from hotloop.tune.running import Chunk, Running, mean_of
+from hotloop.tune.children import OUTPUT, removed_if_it_fails
+from hotloop.tune.running import Chunk, Failed, Running, mean_of
 from hotloop.tune.zygote import Zygote
 
 _FOREVER = 1_000_000
@@ -55,7 +56,7 @@ class JobTrials:
         # By the driver's own library; CUDA's, once asked whether there are GPUs, does not work in forks.
         # https://docs.pytorch.org/docs/stable/notes/cuda.html
         asked = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self._zygote = Zygote("hotloop.tune.trial", {**environment, **asked, "GOMP_SPINCOUNT": "10000"})
+        self._zygote = Zygote("hotloop.tune.trial", {**TRAINING, **environment, **asked})
 
     def __enter__(self) -> "JobTrials":
         return self
@@ -73,7 +74,9 @@ class JobTrials:
         raw["log"] = {"every": 1 if self._job.device == "cpu" else "auto", "tensorboard": False}
         raw["data"].pop("val", None)
         arguments = (raw, folder, int(settings.get("threads", 0)))
-        return Running(self._zygote.fork("train", arguments, self._environment, folder / OUTPUT), folder)
+        with removed_if_it_fails(folder):
+            child = self._zygote.fork("train", arguments, {**TRAINING, **self._environment}, folder / OUTPUT)
+        return Running(child, folder)
 
 
 def step_seconds(job: Job, environment: Mapping[str, str]) -> float:
@@ -83,9 +86,12 @@ def step_seconds(job: Job, environment: Mapping[str, str]) -> float:
         Failed: it does not train.
     """
     chunks: list[Chunk] = []
-    with JobTrials(job, environment) as trials, trials({}) as running:
-        for chunk in running.chunks(time.monotonic() + _MEASURED_SECONDS):
-            chunks.append(chunk)
-            if len(chunks) == _CHUNKS:
-                break
+    try:
+        with JobTrials(job, environment) as trials, trials({}) as running:
+            for chunk in running.chunks(time.monotonic() + _MEASURED_SECONDS):
+                chunks.append(chunk)
+                if len(chunks) == _CHUNKS:
+                    break
+    except OSError as error:  # nothing could be started
+        raise Failed(str(error)) from None
     return mean_of(chunks[-_CHUNKS // 2 :])[0] * job.data.batch_size * job.train.accumulate

@@ -88,7 +88,8 @@ class Running:
         finally:
             with signals_held():
                 if self._child.poll() is None:
-                    os.kill(self._child.pid, signal.SIGKILL)  # it may have no group of its own yet
+                    with suppress(ProcessLookupError):  # a fork is waited for by another process than this one
+                        os.kill(self._child.pid, signal.SIGKILL)  # it may have no group of its own yet
                 for group in (self._child.pid, *self._entered()):
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(group, signal.SIGKILL)

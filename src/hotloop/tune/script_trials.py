@@ -9,7 +9,7 @@ from hotloop.accelerate.plan import Plan, chosen
 from hotloop.attach.command import attached_environment
 from hotloop.attach.inside import Attachment
 from hotloop.core.tuning import Settings
-from hotloop.tune.children import command
+from hotloop.tune.children import command, removed_if_it_fails
 from hotloop.tune.running import Running
 
 _ENTRY = "hotloop.accelerate.runner:begin"
@@ -48,4 +48,6 @@ class ScriptTrials:
         inside = attached_environment(
             self._command, Attachment({"torch": _ENTRY}, str(folder), plan), self._environment
         )
-        return Running(command(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, folder), folder)
+        with removed_if_it_fails(folder):
+            child = command(self._command, {**inside, "PYTHONUNBUFFERED": "1"}, folder)
+        return Running(child, folder)

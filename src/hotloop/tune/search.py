@@ -110,7 +110,8 @@ class Search:
 
     def _one_by_one(self) -> None:
         """Each value on top of the best so far. At the end, on top of what is best then, those that changed little once
-        more: what held steps up before has hidden what they bring; and those that needed what has been chosen since.
+        more: what held steps up before has hidden what they bring; and all values of settings that need another one,
+        which may have been chosen since.
         """
         later: list[tuple[Knob, Value, Settings]] = []
         for knob in self._space:
@@ -123,11 +124,13 @@ class Search:
                         later.append((knob, value, before))
                         continue
                     trial = self._tried({**before, knob.name: value})
-                    if abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE and self._best is before:
+                    little = abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE
+                    if (little or knob.needs) and self._best is before:
                         later.append((knob, value, before))
                     known = knob.rises and (knob.counts or self._best[knob.name] != knob.values[0])
                     if known and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
                         break  # further that way it will be slower yet
+        later += [(knob, knob.values[0], start_of(self._space)) for knob in self._space if knob.needs]
         for knob, value, before in later:
             if _key(before) != _key(self._best) and not self._is_idle(knob, value, self._best):
                 self._tried({**self._best, knob.name: value})
@@ -135,7 +138,9 @@ class Search:
     def _is_idle(self, knob: Knob, value: Value, settings: Settings) -> bool:
         """Whether this value brings nothing beside these settings."""
         needed = value in knob.needing and bool(knob.needs)
-        return knob.name in self._useless or (needed and settings[knob.needs] == start_of(self._space)[knob.needs])
+        return knob.name in self._useless or (
+            needed and settings.get(knob.needs) == start_of(self._space).get(knob.needs)
+        )
 
     def _proposals(self) -> None:
         in_vain, start = 0, start_of(self._space)

@@ -58,16 +58,18 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
         )
         if gpu and images:
             knobs.append(Knob("data.decode", _first(job.data.decode, ("cpu", "hardware", "dali"))))
+    compiled = "" if job.speed.compile else "speed.compile"
+    kernels = _first(job.speed.kernels, (True, False))
     precisions = _first(job.precision, ("fp32", "tf32", "bf16", "float8") if gpu else ("fp32", "bf16"))
     knobs += [
         # Only what is compiled scales to float8 and multiplies in one kernel.
-        Knob("precision", precisions, needs="" if job.speed.compile else "speed.compile", needing=("float8",)),
+        Knob("precision", precisions, needs=compiled, needing=("float8",)),
         Knob("speed.channels_last", _first(job.speed.channels_last, (False, True))),
         Knob("threads", (0, *sorted({processors, max(1, processors // 2)}))),
     ]
     if gpu:
         knobs += [
-            Knob("speed.kernels", _first(job.speed.kernels, (True, False))),
+            Knob("speed.kernels", kernels, needs=compiled, needing=kernels[1:]),  # only of what is compiled
             Knob("speed.cudnn_benchmark", _first(job.speed.cudnn_benchmark, (True, False))),
             Knob("speed.graph", _first(job.speed.graph, (True, False))),
         ]

@@ -5,6 +5,8 @@ so that a zygote has it.
 import json
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +14,6 @@ from hotloop.core.tensorboard import without_tensorflow
 
 without_tensorflow()
 
-import timm  # noqa: E402, F401
 import torch._inductor.compile_fx  # noqa: E402
 
 import hotloop.tasks.images  # noqa: E402
@@ -23,6 +24,9 @@ from hotloop.train.memory import memory_report, memory_trouble  # noqa: E402
 from hotloop.train.observer import Event, Logged, Observer  # noqa: E402
 from hotloop.train.progress import Span  # noqa: E402
 from hotloop.train.training import train_job  # noqa: E402
+
+with suppress(ImportError):  # only some models need it
+    import_module("timm")
 
 _TOLD_SECONDS = 0.25
 

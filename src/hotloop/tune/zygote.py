@@ -59,21 +59,25 @@ class Zygote:
             return Forked(connection, connection.recv())
         except (EOFError, ConnectionError):
             self.close()
-            raise ChildProcessError(f"no trial could be forked; {output.read_text()[-_TOLD:]}") from None
+            said = output.read_text(errors="replace") if output.exists() else "what forks them was killed"
+            raise ChildProcessError(f"no trial could be forked; {said[-_TOLD:]}") from None
         except BaseException:  # Ctrl-C: what was forked meanwhile is not known
             self.close()
             raise
 
     def _started(self, output: Path) -> Connection:
+        if self._process and self._process.poll() is not None:  # killed since the last trial, for want of memory, say
+            self.close()
         if not self._connection:
-            self._connection, its = Pipe()
+            ours, its = Pipe()
             # -P: a file of the user's that is named like a library does not stand for it.
             command = [sys.executable, "-P", "-m", __name__, self._module, str(its.fileno())]
             with its, output.open("wb") as printed, signals_held() as before:
-                self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                process = subprocess.Popen(  # noqa: S603 - ourselves
                     command, env={**self._environment}, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
                     pass_fds=[its.fileno()], start_new_session=True, preexec_fn=lambda: begin_child(before),
                 )  # fmt: skip
+            self._process, self._connection = process, ours
         return self._connection
 
 
