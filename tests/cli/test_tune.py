@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import Command
+from runs import RESNET_JOB
 
 from hotloop.core.job_file import parse_job
 
@@ -73,24 +74,11 @@ def test_a_scripts_settings_are_found_and_used(script: Path, hotloop: Command) -
     assert summary["ratio"] > 0
 
 
-JOB = """
-name = "tuned"
-device = "cpu"
-[task]
-image_size = 32
-[data]
-train = "{images}"
-batch_size = 8
-[model]
-name = "resnet10t"
-"""
-
-
 def test_a_step_of_a_job_is_timed_as_it_stands(
     tmp_path: Path, make_images: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotloop.tune.job_trials._CHUNKS", 4)
-    job = parse_job(tomllib.loads(JOB.format(images=make_images(classes=2, each=64))), "job")
+    job = parse_job(tomllib.loads(RESNET_JOB.format(images=make_images(classes=2, each=64))), "job")
     started = time.monotonic()
     seconds = step_seconds(job, os.environ)
     assert 0 < seconds < time.monotonic() - started
@@ -100,7 +88,7 @@ def test_a_step_of_a_job_is_timed_as_it_stands(
 
 
 def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:
-    (tmp_path / "job.toml").write_text(JOB.format(images=make_images(classes=2, each=64)))
+    (tmp_path / "job.toml").write_text(RESNET_JOB.format(images=make_images(classes=2, each=64)))
     assert "data.workers" in hotloop("tune", "--dry-run", "job.toml", expect=0).out
     done = hotloop("tune", "--budget", "20s", "job.toml", expect=0, timeout=200)
     assert "as it is" in done.err

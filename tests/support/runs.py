@@ -32,6 +32,18 @@ every = 1
 learning_rate = 0.01
 """
 
+RESNET_JOB = """
+name = "tuned"
+device = "cpu"
+[task]
+image_size = 32
+[data]
+train = "{images}"
+batch_size = 8
+[model]
+name = "resnet10t"
+"""
+
 TOKENS_JOB = """
 name = "text"
 device = "cpu"
