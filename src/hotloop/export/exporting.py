@@ -138,15 +138,15 @@ def _onnx(
     tell("translating it to ONNX")
     write_onnx(program, source, file, wanted.opset)
     opset = opset_of(file)
+    if wanted.precision != "fp32":
+        tell(f"converting it to {wanted.precision}")
+        convert(file, wanted.precision, source, wanted.samples)
     if wanted.kind == "onnx":
-        if wanted.precision != "fp32":
-            tell(f"converting it to {wanted.precision}")
-            convert(file, wanted.precision, source, wanted.samples)
         return _Made(source, onnx_forward(file) if wanted.check else None, opset)
     from hotloop.export.tensorrt_engine import engine_forward, write_engine
 
     tell("building a TensorRT engine")
-    write_engine(file, path, source, wanted.precision, _LARGEST_BATCH)
+    write_engine(file, path, source, _LARGEST_BATCH)
     return _Made(source, engine_forward(path, source) if wanted.check else None, opset)
 
 

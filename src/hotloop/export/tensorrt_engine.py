@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from hotloop.core.errors import HotloopError, InputError
-from hotloop.export.manifest import Precision
 from hotloop.export.source import Arrays, Forward, Source
 
 _USUAL_BATCH = 8
@@ -32,8 +31,8 @@ def require() -> Any:
     return tensorrt
 
 
-def write_engine(onnx_file: Path, engine_file: Path, source: Source, precision: Precision, largest: int) -> None:
-    """Build an engine from an ONNX file. Takes minutes.
+def write_engine(onnx_file: Path, engine_file: Path, source: Source, largest: int) -> None:
+    """Build an engine from an ONNX file, in the file's own precision. Takes minutes.
 
     Args:
         largest: batch that it has to take.
@@ -44,15 +43,13 @@ def write_engine(onnx_file: Path, engine_file: Path, source: Source, precision: 
     tensorrt = require()
     logger = tensorrt.Logger(tensorrt.Logger.ERROR)
     builder = tensorrt.Builder(logger)
-    network = builder.create_network(0)
+    # The file's types are kept. TensorRT 11 knows nothing else: it has no flag for FP16 any more.
+    network = builder.create_network(1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = tensorrt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx_file)):
         raise _not_built(str(parser.get_error(0).desc()))
     config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    if precision == "fp16":
-        config.set_flag(tensorrt.BuilderFlag.FP16)
-    else:
-        config.clear_flag(tensorrt.BuilderFlag.TF32)
+    config.clear_flag(tensorrt.BuilderFlag.TF32)
     for number, one in enumerate(source.inputs):
         shape = tuple(network.get_input(number).shape)
         sizes = [
