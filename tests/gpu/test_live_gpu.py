@@ -14,6 +14,7 @@ def seen(folder: Path) -> Live:
     return live
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_a_loss_is_told_a_second_later_and_never_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, now = tmp_path / "live", [0.0]
     monkeypatch.setenv("HOTLOOP_LIVE", str(folder))
