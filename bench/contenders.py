@@ -92,8 +92,9 @@ def hotloop_step(
     """The same through `hotloop.Step`, as `train` sets it up on a GPU for a long run."""
     model = spread(make().to(device, memory_format=torch.channels_last))  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    compiled = "model" if device == "cuda" else ""
-    settings = hotloop.StepSettings(precision="bf16", compile=compiled, own_kernels=own_kernels)
+    gpu = device == "cuda"
+    precision = "bf16" if gpu else "fp32"  # which a CPU without bf16 units takes a hundred times as long for
+    settings = hotloop.StepSettings(precision=precision, compile="model" if gpu else "", own_kernels=own_kernels)
     step = hotloop.Step(
         model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]), optimizer,
         lambda number: 1 / (1 + number), settings, told,

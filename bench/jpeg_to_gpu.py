@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Sizes:
         tiny = device == "cpu"
         self.network, self.classes = ("resnet18", 10) if tiny else ("resnet50", 1000)
         self.pixels, self.batch = (32, 16) if tiny else (224, 256)
+        self.images, self.epochs, self.processors = (64, 1, [16]) if tiny else (8192, 7, [16, 8, 4])
 
 
 def hotloop_epochs(sizes: Sizes, folder: Path, epochs: int, decode: str) -> list[float]:
@@ -221,7 +223,7 @@ def by_hand(sizes: Sizes) -> Callable[[Any, Any], None]:
 
     def step(images: Any, labels: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(sizes.device, torch.bfloat16):
+        with torch.autocast(sizes.device, torch.bfloat16, enabled=gpu):
             loss = torch.nn.functional.cross_entropy(network(images), labels.long())
         loss.backward()
         optimizer.step()
@@ -240,6 +242,14 @@ CONTENDERS: dict[str, Callable[[Sizes, Path, int], list[float]]] = {
     "DALI, 12 % on engines, 16 threads": partial(dali_epochs, hardware=0.12, threads=16),
     "DALI, 65 % on engines, 8 threads": partial(dali_epochs, hardware=0.65, threads=8),
 }
+NEEDS = {"OpenCV": "cv2", "DALI": "nvidia.dali"}
+"""Packages of contenders with this in their names."""
+
+
+def missing(name: str) -> str:
+    """What has to be installed for a contender, and is not."""
+    needed = (package for word, package in NEEDS.items() if word in name)
+    return next((package for package in needed if not find_spec(package)), "")
 
 
 def rates(name: str, arguments: argparse.Namespace, folder: Path, processors: int) -> list[float]:
@@ -253,9 +263,9 @@ def rates(name: str, arguments: argparse.Namespace, folder: Path, processors: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--epochs", type=int, default=7, help="that count")
-    parser.add_argument("--images", type=int, default=8192)
-    parser.add_argument("--processors", type=int, nargs="*", default=[16, 8, 4])
+    parser.add_argument("--epochs", type=int, help="that count")
+    parser.add_argument("--images", type=int)
+    parser.add_argument("--processors", type=int, nargs="*")
     parser.add_argument("--contenders", nargs="*", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--add", action="store_true", help="to the figures that are recorded, of the same source")
     parser.add_argument("--folder", type=Path, help="where the photographs are or are to be; otherwise not kept")
@@ -263,6 +273,8 @@ def main() -> None:
     add_device(parser)
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device)
+    for name in ("images", "epochs", "processors"):
+        setattr(arguments, name, getattr(arguments, name) or getattr(sizes, name))
     if arguments.contender:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processors[0]])
         seconds = CONTENDERS[arguments.contender](sizes, arguments.folder, _WARM_EPOCHS + arguments.epochs)
@@ -278,6 +290,9 @@ def main() -> None:
         for processors in arguments.processors:
             found: dict[str, list[float]] = content.get(str(processors), {}).get("epochs", {})
             for name in arguments.contenders:
+                if package := missing(name):
+                    print(f"{name}: left out, as {package} is not installed", file=sys.stderr)
+                    continue
                 found[name] = rates(name, arguments, folder, processors)
                 print(f"{processors} processors, {name}: {Figure.of(found[name], '1/s')}", file=sys.stderr, flush=True)
                 content[str(processors)] = summary(found)
