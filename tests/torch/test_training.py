@@ -1,6 +1,7 @@
 """The main job in this process: files in, run out."""
 
 import json
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -418,6 +419,22 @@ def test_every_format_trains_together(tmp_path: Path) -> None:
             write_image(tmp_path / f"mixed/{label}/{number}{suffix}", number, (40 + number, 30))
     _, result = run(small(tmp_path / "mixed", tmp_path / "run"))
     assert (result.status, result.corrupt_files) == ("finished", [])
+
+
+def test_a_worker_that_is_killed_is_counted_and_changes_nothing(make_images: Make, tmp_path: Path) -> None:
+    def kill(event: Event) -> None:
+        if isinstance(event, Logged) and event.progress.step == 2:
+            (worker,) = multiprocessing.active_children()
+            os.kill(worker.pid or 0, signal.SIGKILL)
+
+    folder, told = make_images(), Told(kill)
+    _, expected = run(small(folder, tmp_path / "whole", data__workers=1, train__epochs=4))
+    _, result = run(small(folder, tmp_path / "run", data__workers=1, train__epochs=4), told)
+    assert (expected.workers_replaced, result.workers_replaced) == (0, 1)
+    assert result.weights_sha256 == expected.weights_sha256
+    (said,) = [event.text for event in told.of(Warned) if "data worker" in event.text]
+    assert "killed by signal 9 (most often for memory" in said
+    assert said.endswith("replaced so far: 1")
 
 
 def test_a_continued_run_says_what_changed(make_images: Make, tmp_path: Path) -> None:

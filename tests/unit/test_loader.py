@@ -170,13 +170,15 @@ def test_a_sample_that_kills_its_worker_is_named_after_three_tries() -> None:
 
 def test_workers_that_are_killed_are_replaced_and_nothing_changes() -> None:
     expected = copies(run(Numbers(200), workers=0, epochs=2))
-    with Loaders([(Numbers(200), LoaderSettings(8, seed=5))], 2) as (loader,):
+    told: list[int] = []
+    with Loaders([(Numbers(200), LoaderSettings(8, seed=5))], 2, on_death=told.append) as (loader,):
         seen = []
         for batch in loader.batches(epochs=2):
             seen.append((batch.indices, batch.arrays["draw"].tolist()))
             if len(seen) % 10 == 5:
                 os.kill(loader._pool._workers[0].process.pid or 0, signal.SIGKILL)
         assert seen == expected
+    assert told == [-signal.SIGKILL] * 5
 
 
 def test_a_consumer_may_leave_in_the_middle_and_come_again() -> None:

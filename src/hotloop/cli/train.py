@@ -231,6 +231,8 @@ def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
         lines.append(f"{100 * result.data_speed_share:.0f} % of the speed with the data on the device{held_up}")
     if result.captured:
         lines.append("each step was one replay of a CUDA graph")
+    if died := result.workers_replaced:
+        lines.append(f"{died} data worker{'' if died == 1 else 's'} died and {'was' if died == 1 else 'were'} replaced")
     if result.corrupt_files:
         were = "file was" if len(result.corrupt_files) == 1 else "files were"
         lines.append(f"{len(result.corrupt_files)} damaged {were} replaced:")

@@ -63,6 +63,7 @@ class Result:
         decode: who decoded the images: cpu; hardware or dali where they did as well.
         weights_sha256: hash over names, shapes, types and bytes of the trained weights, empty unless finished.
         corrupt_files: each damaged file with its reason, in order of name.
+        workers_replaced: data workers that died since this start, and were replaced.
         error: the three lines, if it failed.
         stopped_by: what asked for it, if it is preempted: a signal's name, or a notice's words.
     """
@@ -94,6 +95,7 @@ class Result:
     data_slow: str = ""
     data_advice: str = ""
     decode: str = ""
+    workers_replaced: int = 0
 
 
 @dataclass(frozen=True)

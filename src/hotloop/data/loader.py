@@ -10,7 +10,7 @@ import numpy as np
 
 from hotloop.core.errors import InputError
 from hotloop.data.dataset import Dataset, sample_fields
-from hotloop.data.pool import Ticket, WhileWaiting, WorkerPool
+from hotloop.data.pool import OnDeath, Ticket, WhileWaiting, WorkerPool
 from hotloop.data.random import epoch_order
 from hotloop.data.ring import Ring
 from hotloop.data.stages import NOTHING, Stages
@@ -222,12 +222,14 @@ class Loaders:
         workers: processes; 0: samples are read when a batch is asked for.
         while_waiting: called every second while a batch is awaited, with the seconds so far and the names of samples
             that workers are at; may raise, and the batch can be asked for again.
+        on_death: called with the exit code of each worker that has died and is replaced.
         imports_main: whether workers import the script that runs; see `WorkerPool`.
     """
 
     def __init__(
         self, datasets: Sequence[tuple[Dataset, LoaderSettings]], workers: int,
-        while_waiting: WhileWaiting | None = None, *, imports_main: bool = True,
+        while_waiting: WhileWaiting | None = None, *, on_death: OnDeath = lambda exit_code: None,
+        imports_main: bool = True,
     ) -> None:  # fmt: skip
         with ExitStack() as stack:
             feeds = []
@@ -236,7 +238,7 @@ class Loaders:
                 ring = Ring(fields, settings.part_size, 1 + (_AHEAD if workers else 0))
                 stack.callback(ring.close)
                 feeds.append(Feed(dataset, ring, settings.seed, settings.on_damaged))
-            pool = WorkerPool(feeds, workers, while_waiting, imports_main=imports_main)
+            pool = WorkerPool(feeds, workers, while_waiting, on_death=on_death, imports_main=imports_main)
             stack.callback(pool.close)
             self._open = stack.pop_all()
         self._loaders = [

@@ -19,6 +19,7 @@ from hotloop.data.stages import NOTHING, Stages
 from hotloop.data.worker import Chunk, Feed, Filling, Ready, fill, work
 
 WhileWaiting = Callable[[float, list[str]], None]
+OnDeath = Callable[[int], None]
 
 _DEATHS = 3
 """How often a chunk may take its worker with it before the run stops."""
@@ -73,6 +74,7 @@ class WorkerPool:
         workers: processes; each takes about 0.5 s to start, in parallel, and 60 MB.
         while_waiting: called every second while a batch is awaited, with the seconds so far and, for each worker, the
             name of the sample that it is at; may raise.
+        on_death: called with the exit code of each worker that has died and is replaced.
         imports_main: whether a worker imports the script that runs, as a data set of that script's own needs. A script
             that trains as soon as it is imported would train in each worker.
 
@@ -83,8 +85,9 @@ class WorkerPool:
 
     def __init__(
         self, feeds: Sequence[Feed], workers: int, while_waiting: WhileWaiting | None = None, *,
-        imports_main: bool = True,
+        on_death: OnDeath = lambda exit_code: None, imports_main: bool = True,
     ) -> None:  # fmt: skip
+        self._on_death = on_death
         self._imports_main = imports_main
         self._feeds = tuple(feeds)
         self._while_waiting = while_waiting
@@ -282,6 +285,7 @@ class WorkerPool:
             return
         self._send_data(fresh)
         self._workers.append(fresh)
+        self._on_death(dead.process.exitcode or 0)
         # A worker takes its chunks in order: only the first can have killed it.
         for position, chunk in enumerate(dead.chunks.values()):
             deaths = self._deaths[chunk.number] = self._deaths.get(chunk.number, 0) + (

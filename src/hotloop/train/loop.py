@@ -33,7 +33,7 @@ from hotloop.train.heartbeat import Heart
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks
 from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
-from hotloop.train.patience import StopRequested
+from hotloop.train.patience import StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
@@ -64,6 +64,7 @@ class Parts:
         heart: shows what this one is at.
         history: of the run's earlier starts; the first rank's alone is asked.
         copies: of its checkpoints; of the first rank, if they are wanted.
+        deaths: of data workers.
     """
 
     job: Job
@@ -76,6 +77,7 @@ class Parts:
     preemption: Preemption
     identity: dict[str, str]
     arithmetic: Arithmetic
+    deaths: WorkerDeaths
     world: World = ALONE
     heart: Heart = field(default_factory=lambda: Heart(ALONE))
     history: History = field(default_factory=History)

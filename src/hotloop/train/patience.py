@@ -1,4 +1,4 @@
-"""What is done while the next batch does not come."""
+"""What is done while the next batch does not come, and about workers that will not bring one any more."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,3 +40,23 @@ class Patience:
             at = f"; workers are at {', '.join(names[:4])}" if names else ""
             where = f" (is {Path(names[0]).parent} there?)" if names else ""
             self._notify(f"no batch for {format_seconds(seconds)}{at}{where}")
+
+
+class WorkerDeaths:
+    """Counts the data workers that died and were replaced, and tells of each.
+
+    Nothing is lost by it but time. Where memory is short it comes again and again, though, and should not be silent.
+
+    Args:
+        notify: told of each.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.count = 0
+        self._notify = notify
+
+    def __call__(self, exit_code: int) -> None:
+        self.count += 1
+        how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        often = " (most often for memory: data.workers=1 needs less)" if exit_code == -9 else ""
+        self._notify(f"a data worker {how}{often}; another one does its work, replaced so far: {self.count}")

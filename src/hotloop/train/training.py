@@ -34,7 +34,7 @@ from hotloop.train.host_memory import page_locked
 from hotloop.train.live import Published, publisher_of_rank
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
-from hotloop.train.patience import Patience, StopRequested
+from hotloop.train.patience import Patience, StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
 from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
@@ -83,7 +83,8 @@ def train_job(
         named = _looked_up(job, resume, observer) if world.first else None
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
         ready, decoding = _with_decoder(ready, stack, observer.warn)
-        train, val = _sources(ready, decoding, stack, patience)
+        deaths = WorkerDeaths(observer.warn)
+        train, val = _sources(ready, decoding, stack, patience, deaths)
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
         world.note("run", str(run.directory))
         recorders = [*(_recorders(job, run, stack) if world.first else []), _published(run, ready.job, heart, stack)]
@@ -99,6 +100,7 @@ def train_job(
             preemption=preemption,
             identity=identity(ready.job, inner(ready.step.model), ready.datasets[0][0]),
             arithmetic=ready.arithmetic,
+            deaths=deaths,
             world=world,
             heart=heart,
             copies=copies,
@@ -180,14 +182,14 @@ def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None])
 
 
 def _sources(
-    ready: Ready, decoding: Decoding | None, stack: ExitStack, patience: Patience
+    ready: Ready, decoding: Decoding | None, stack: ExitStack, patience: Patience, deaths: WorkerDeaths
 ) -> tuple[Source, Source | None]:
     """Batches to train and validate on; workers only for what has to be read."""
     device = torch.device(ready.job.device)
     read = [pair for pair in ready.datasets if not isinstance(pair[0], ArrayDataset)]
     loaders = {}
     if read:
-        opened = stack.enter_context(Loaders(read, int(ready.job.data.workers), patience))
+        opened = stack.enter_context(Loaders(read, int(ready.job.data.workers), patience, on_death=deaths))
         loaders = {id(loader.dataset): loader for loader in opened}
         if device.type == "cuda":
             for loader in opened:
@@ -331,6 +333,7 @@ class _Training:
             decode=str(self.parts.job.data.decode),
             train_seconds=progress.whole.seconds,
             weights_sha256=weights_sha256(inner(self.parts.step.model)) if status == "finished" else "",
+            workers_replaced=self.parts.deaths.count,
             corrupt_files=[{"path": name, "reason": why} for name, why in sorted(progress.damages.items())],
             precision=self.parts.job.precision,
             device=self.parts.job.device,
