@@ -300,6 +300,8 @@ def test_the_folder_is_asked_for_by_a_variable(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv(FOLDER, "")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert live_folder() in (tmp_path / "hotloop", Path("/run/hotloop"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert live_folder() in (Path(f"/dev/shm/hotloop-{os.getuid()}"), Path("/run/hotloop"))
 
 
 def test_a_script_of_ones_own_is_made_known_by_its_figures(tmp_path: Path) -> None:
