@@ -23,7 +23,7 @@ FOLDER = "HOTLOOP_LIVE"
 """The environment variable that names the folder; "off": nothing is written."""
 _SHARED = Path("/run/hotloop")
 """Made by an administrator for exporters that see all users' trainings: install -d -m 1777 /run/hotloop"""
-_MEMORY = Path("/dev/shm")  # noqa: S108: `is_safe` sees to whose it is
+_MEMORY = Path("/dev/shm")  # noqa: S108 (`is_safe` sees to whose it is)
 _FORMAT = 1
 _SECONDS = 1.0
 _MOST_BYTES, _MOST_METRICS, _MOST_CHARACTERS = 128 * 1024, 64, 200
