@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from record import RESULTS, Figure, add_device, publish, record, source
+from record import Figure, add_device, of_this_source, publish, record
 
 SCRIPTS = Path(__file__).parent / "bottlenecks"
 
@@ -109,14 +109,6 @@ def measured(name: str, case: Case, device: str, rounds: int, steps: int) -> dic
     }
 
 
-def earlier(device: str) -> dict[str, Any]:
-    """What is recorded of this very source: scripts can be measured a few at a time."""
-    file = RESULTS / f"any_script_{device}.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    scripts: dict[str, Any] = found["scripts"] if found.get("source_sha256") == source() else {}
-    return scripts
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -125,7 +117,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     add_device(parser)
     arguments = parser.parse_args()
-    scripts = earlier(arguments.device)
+    scripts = of_this_source(f"any_script_{arguments.device}").get("scripts", {})
     for name in arguments.only:
         case = CASES[name]
         if arguments.device not in case.on:

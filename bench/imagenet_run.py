@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from photographs import make_photographs
-from record import RESULTS, Figure, add_device, publish, record, source
+from record import Figure, add_device, of_this_source, publish, record
 
 _PHOTOGRAPHS, _LINKS = 8192, 48
 """Distinct files, and names of each: an epoch of 1,536 steps, as accelerations are tried within one. The links of a
@@ -65,14 +65,6 @@ def make_data(folder: Path, count: int, links: int) -> None:
                 os.link(file, target / f"{name}_{file.name}")
 
 
-def recorded() -> dict[str, list[float]]:
-    """A step's seconds by contender that this source has had so far."""
-    file = RESULTS / "imagenet_run.json"
-    content = json.loads(file.read_text()) if file.exists() else {}
-    none: dict[str, list[float]] = {"plain": [], "cached": [], "exact": [], "fast": []}
-    return content["seconds"] if content.get("source_sha256") == source() else none
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path, help="examples/imagenet/main.py")
@@ -108,7 +100,8 @@ def main() -> None:
             "exact": ([*under, "--", *plain], *late[0]),
             "fast": ([*under, "--level", "fast", "--", *plain], *late[1]),
         }
-        times = recorded() if arguments.add else {name: [] for name in commands}
+        known = of_this_source("imagenet_run") if arguments.add else {}
+        times = known.get("seconds") or {name: [] for name in commands}
         told: dict[str, Any] = {}
         for _ in range(arguments.rounds):
             for name, (command, begin, end) in commands.items():

@@ -27,7 +27,7 @@ from typing import Any
 import tomli_w
 from contenders import Image, hotloop_step
 from photographs import make_photographs
-from record import RESULTS, Figure, add_device, record, source
+from record import Figure, add_device, of_this_source, record
 from step import resnet
 
 _WARM_EPOCHS = 2
@@ -286,7 +286,8 @@ def main() -> None:
         make_photographs(folder, arguments.images)
         content: dict[str, Any] = {"goals": {"16": 0.97, "8": 0.90, "4": 0.75, "best DataLoader": 1.35, "DALI": 1.12}}
         if arguments.add:
-            content |= recorded()
+            known = of_this_source("jpeg_to_gpu")
+            content |= {key: value for key, value in known.items() if key.isdecimal()}
         for processors in arguments.processors:
             found: dict[str, list[float]] = content.get(str(processors), {}).get("epochs", {})
             for name in arguments.contenders:
@@ -299,14 +300,6 @@ def main() -> None:
                 if arguments.device == "cuda":
                     record("jpeg_to_gpu", content)
     print(json.dumps(content))
-
-
-def recorded() -> dict[str, Any]:
-    """The figures by processors that this source has had on this machine so far."""
-    known = json.loads((RESULTS / "jpeg_to_gpu.json").read_text())
-    if known["source_sha256"] != source():
-        sys.exit("--add: what is recorded is of another source")
-    return {key: value for key, value in known.items() if key.isdecimal()}
 
 
 def summary(found: dict[str, list[float]]) -> dict[str, Any]:

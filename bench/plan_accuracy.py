@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from record import RESULTS, add_device, record
+from record import RESULTS, add_device, record, source
 
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
@@ -275,7 +275,8 @@ def tiny(case: Case, divided: bool = False) -> Case:
 
 
 def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
-    """Each case that has not been, for as many GPUs, in a process of its own; all that has been measured after each.
+    """Each case that this source has not had, for as many GPUs, in a process of its own; all there are after each.
+
     DDP cannot be pretended: its reducer takes a gradient's sum from the group.
 
     Those that need no compilation come first, as they take a quarter of the time.
@@ -286,7 +287,7 @@ def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
         cases = json.loads(earlier.read_text())["cases"]
     for number, case in sorted(enumerate(grid()), key=lambda one: one[1].compiled):
         chosen = case.parallel == "fsdp" if pretend else case.gpus == gpus
-        if not chosen or case.name in cases:
+        if not chosen or cases.get(case.name, {}).get("source_sha256") == source():
             continue
         with tempfile.TemporaryDirectory() as folder:
             script = [__file__, "--case", str(number), "--device", device, "--folder", folder]
@@ -297,7 +298,7 @@ def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
         if done.returncode:
             print(f"{case.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
             continue
-        cases[case.name] = json.loads(done.stdout.strip().splitlines()[-1])
+        cases[case.name] = {**json.loads(done.stdout.strip().splitlines()[-1]), "source_sha256": source()}
         print(f"{case.name}: {cases[case.name]}", file=sys.stderr, flush=True)
         yield {"cases": cases, "steps": STEPS}
 
@@ -311,7 +312,7 @@ def main() -> None:
     parser.add_argument("--case", type=int, help="train this one, for --measure")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--card", default="H200")
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--record", action="store_true", help="what is compared; what is measured always is")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.case is not None:
@@ -320,7 +321,7 @@ def main() -> None:
     measured = measure(options.device, options.gpus, options.pretend)
     found = measured if options.measure else iter([compare(options.card)])
     for content in found:
-        if options.record and (options.device == "cuda" or not options.measure):
+        if options.device == "cuda" if options.measure else options.record:
             content = record("plan_measured" if options.measure else "plan_accuracy", content)
     print(json.dumps(content, indent=None if options.json else 2))
 

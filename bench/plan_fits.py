@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_accuracy import Case, batch_of, job_of, tiny
-from record import add_device, record
+from record import add_device, of_this_source, record
 
 GIB = 2**30
 STEPS = 8
@@ -138,7 +138,7 @@ def main() -> None:
     if options.train:
         train(Case(**options.train), options.device, options.folder)
         return
-    cases: dict[str, Any] = {}
+    cases: dict[str, Any] = of_this_source("plan_fits").get("cases", {})
     for case, gib in CASES:
         if options.only not in case.name:
             continue

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from plan_accuracy import Case, job_of, tiny
-from record import Figure, add_device, record
+from record import Figure, add_device, of_this_source, record
 
 from hotloop.tune.job_trials import step_seconds
 
@@ -59,9 +59,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     add_device(parser)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names")
     options = parser.parse_args()
-    cases: dict[str, Any] = {}
+    cases: dict[str, Any] = of_this_source("plan_steps").get("cases", {})
     for case in CASES:
+        if options.only not in case.name:
+            continue
         real = tiny(case) if options.device == "cpu" else case
         with tempfile.TemporaryDirectory() as folder:
             cases[case.name] = measure(real, options.device, Path(folder))

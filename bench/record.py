@@ -82,6 +82,13 @@ def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+def of_this_source(name: str) -> dict[str, Any]:
+    """What is recorded of the very source that is here, if anything is: a bench can be measured part by part."""
+    file = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found if found.get("source_sha256") == source() else {}
+
+
 def publish(name: str, content: dict[str, Any], as_json: bool) -> None:
     """Record it and print it, or a line a figure."""
     whole = record(name, content)
