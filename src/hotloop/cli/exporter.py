@@ -153,9 +153,9 @@ def _serve(metrics: "Metrics", address: tuple[str, int], web: "Web | None", push
     _warn(address[0], web)
     _give_back()
     with server, pusher or nullcontext():
+        click.echo(server.url)  # it listens already; where that cannot be written, no thread is to be ended
         thread = threading.Thread(target=server.serve_forever, name="server")
         thread.start()
-        click.echo(server.url)
         ended.wait()
         server.shutdown()
         thread.join()

@@ -74,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a terminal that cannot show a file's name still shows the rest
+    if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(sys.stdout.buffer, io.RawIOBase):
+        # As PYTHONUNBUFFERED makes it: what a full disk takes only a part of would be cut off without an error.
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.detach()), encoding, errors, line_buffering=True)
     debug = "--debug" in arguments[:1] or os.environ.get("HOTLOOP_DEBUG") == "1"
     try:
         code = cli.main(arguments, prog_name="hotloop", standalone_mode=False)

@@ -6,6 +6,7 @@ checked. Imports the standard library alone, as scripts run in environments of t
 """
 
 import atexit
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 FOLDER = "HOTLOOP_LIVE"
@@ -144,7 +146,10 @@ class Publisher:
             "begun": now(), "heartbeat": now(), **who,
         }  # fmt: skip
         self._due = 0.0
-        self._file = folder / f"{pid}-{self._live['started']}.json" if folder and is_safe(folder) else None
+        name = f"{pid}-{self._live['started']}"
+        self._file = folder / f"{name}.json" if folder and is_safe(folder) else None
+        # Nobody can lay a link or a folder there before: in a folder of all users a name that is known could be taken.
+        self._part = (folder or Path()) / f"{name}.{token_hex(8)}.part"
         self._pid = pid
         _of_process.append(self)
         if folder and self._file:
@@ -214,26 +219,36 @@ class Publisher:
         """Write the file now."""
         if not self._file or os.getpid() != self._pid:
             return
-        part, content = self._file.with_suffix(".part"), json.dumps(self._live)
+        content = json.dumps(self._live).encode()
         try:
-            part.write_text(content)
-            part.replace(self._file)
+            _write(self._part, content, os.O_CREAT | os.O_EXCL)
+            self._part.replace(self._file)
         except OSError:  # a full disk: what is there has room for what replaces it, and a training that goes on is told
             with suppress(OSError):
-                part.unlink(missing_ok=True)
-                with self._file.open("r+") as file:
-                    file.write(content)
-                    file.truncate()
+                self._part.unlink(missing_ok=True)
+            with suppress(OSError):
+                _write(self._file, content)
 
     def close(self) -> None:
         """Take the file away: this process trains no more."""
         if self._file and os.getpid() == self._pid:
             with suppress(OSError):
                 self._file.unlink()
-                self._file.with_suffix(".part").unlink(missing_ok=True)
+                self._part.unlink(missing_ok=True)
         self._file = None
         if self in _of_process:
             _of_process.remove(self)
+
+
+def _write(file: Path, content: bytes, how: int = 0) -> None:
+    """Over what is there, and without following a link."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | how, 0o644)
+    try:
+        if os.write(descriptor, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
 
 
 _of_process: list[Publisher] = []
@@ -338,7 +353,10 @@ def _live(content: Any) -> Live:
     """
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError("of another version")
-    return Live(run=_path(content.get("run")), **{name: read(content.get(name)) for name, read in _FIELDS})
+    live = Live(run=_path(content.get("run")), **{name: read(content.get(name)) for name, read in _FIELDS})
+    if live.phase not in PHASES or not all(0 <= getattr(live, name) <= _MOST for name in _COUNTS):
+        raise ValueError("nothing that a training tells")
+    return live
 
 
 def _number(value: object) -> float:
@@ -383,6 +401,8 @@ _READERS: dict[Any, Callable[[object], Any]] = {
     str: _words, dict[str, float]: _metrics,
 }  # fmt: skip
 _FIELDS = [(one.name, _READERS[one.type]) for one in fields(Live) if one.name != "run"]
+_COUNTS = [one.name for one in fields(Live) if one.type in (int, float)]
+_MOST = 2.0**63
 
 
 def _is_alive(live: Live, file: Path, here: _Processes, now: Callable[[], float]) -> bool:
