@@ -52,6 +52,15 @@ def test_a_folder_that_is_given_twice_is_an_error(hotloop: Command, make_images:
     assert finished.err.count("\n") == 3
 
 
+def test_shards_do_not_become_a_class_of_what_they_are_made_of(
+    hotloop: Command, make_images: Callable[..., Path]
+) -> None:
+    folder = make_images()
+    failed = hotloop("data", "pack", str(folder), str(folder / "shards"), expect=2)
+    assert "lies inside of" in failed.err
+    assert not (folder / "shards").exists()
+
+
 def test_packed_images_can_be_checked(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
     folder, shards = str(make_images(each=3)), str(tmp_path / "shards")
     would = hotloop("data", "pack", folder, shards, "--dry-run")

@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import urllib.error
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -330,6 +331,14 @@ def test_what_is_typed_wrongly_is_told(arguments: list[str], told: str, hotloop:
     finished = hotloop("exporter", *arguments, expect=2)
     assert told in finished.err
     assert [line.split(":")[0] for line in finished.err.splitlines()] == ["error", "cause", "fix"]
+
+
+def test_where_its_address_cannot_be_told_it_ends(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "hotloop", "exporter", "--demo", "--port", "0"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
 
 
 def test_a_port_that_is_taken_is_told(hotloop: Command) -> None:

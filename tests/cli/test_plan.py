@@ -54,6 +54,7 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
         (("--lifetime", "soon", "--save", "2s"), "'soon' is no duration"),
         (("--lifetime", "0h", "--save", "2s"), "'0h' is no duration"),
         (("--lifetime", "6h", "--save", "2s", "--price", "1"), "--price and --on-demand go together"),
+        (("--lifetime", "6h", "--save", "2s", "--price", "nan", "--on-demand", "2"), "'nan' is no amount of money"),
         (("--lifetime", "6h", "--save", "2s", "--noticed", "2"), "2.0 is not in the range"),
         (("--trace", "none.csv", "--save", "2s"), "none.csv cannot be read"),
         (("--lifetime", "6h", "--save", "2s", "--page", "/proc/none/page.html"), "cannot write"),
@@ -61,3 +62,12 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
 )
 def test_bad_input(hotloop: Command, options: tuple[str, ...], said: str) -> None:
     assert said in hotloop("plan", "spot", *options, expect=2).err
+
+
+def test_where_nothing_is_ever_done_that_is_said(hotloop: Command) -> None:
+    options = ("--lifetime", "1s", "--save", "1h", "--work", "10h", "--price", "1", "--on-demand", "2")
+    said = hotloop("plan", "spot", *options, expect=0).out
+    assert "nothing is ever done" in said
+    assert "10 h" not in said
+    found = json.loads(hotloop("plan", "spot", *options, "--json", expect=0).out, parse_constant=pytest.fail)
+    assert found["price"]["useful_hour"] is None

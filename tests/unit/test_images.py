@@ -175,6 +175,21 @@ def test_grey_of_16_bits_is_scaled_not_clipped(tmp_path: Path, name: str) -> Non
     assert np.abs(pixels[..., 0] - grey / 257).max() <= 1
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_grey_of_32_bits_is_refused_not_made_black(tmp_path: Path, dtype: type) -> None:
+    file = tmp_path / "a.tif"
+    Image.fromarray(np.ones((8, 8), dtype)).save(file)
+    with pytest.raises(DamagedSample, match="32 bits each"):
+        decode_crop(read_file(str(file)), str(file), 8, whole, LIMIT)
+
+
+def test_a_bomb_is_refused_by_our_limit_whatever_pillows_is(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.png"
+    Image.new("1", (20_000, 20_000)).save(file)
+    with pytest.raises(DamagedSample, match=r"limit of 1,000,000 \(max_pixels\)"):
+        decode_crop(read_file(str(file)), str(file), 8, whole, 1_000_000)
+
+
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
 @pytest.mark.parametrize(
     "box", [Box(10, 20, 100, 140, flip=False), Box(0, 0, 300, 400, flip=True), Box(33, 7, 25, 31, flip=False)]

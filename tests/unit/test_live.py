@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotloop.core import live
 from hotloop.core.live import FOLDER, Publisher, live_folder, publish, read_live
 
 
@@ -123,7 +124,7 @@ def test_a_disk_that_is_full_does_not_make_a_training_silent(tmp_path: Path, mon
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", full)
     ours.beat(2)
     (found,) = read_live(tmp_path).processes
     assert (found.step, found.heartbeat) == (2, 1005.0)
@@ -193,6 +194,35 @@ def test_files_of_another_user_than_the_process_are_ignored(tmp_path: Path) -> N
     (file,) = tmp_path.iterdir()
     os.chown(file, 12345, 12345)
     assert read_live(tmp_path).ignored["foreign"] == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_nobody_is_written_over_through_the_name_of_a_part(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "token_hex", lambda size: "known")
+    clock, victim = Clock(), tmp_path / "victim"
+    victim.write_text("precious")
+    ours = publisher(tmp_path / "live", clock)
+    (file,) = (tmp_path / "live").iterdir()
+    part = file.with_suffix(".known.part")
+    part.symlink_to(victim) if kind == "link" else part.mkdir()
+    clock.now += 5
+    ours.beat(2)
+    (found,) = read_live(tmp_path / "live").processes
+    assert (found.step, victim.read_text()) == (2, "precious")
+
+
+IMPOSSIBLE = {"steps": -10, "rank": -5, "wait_seconds": -1.0, "memory_bytes": 10**30, "phase": "dancing"}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_figures_are_damage(tmp_path: Path, name: str) -> None:
+    publisher(tmp_path).write()
+    (good,) = tmp_path.iterdir()
+    good.write_text(json.dumps({**json.loads(good.read_text()), name: IMPOSSIBLE[name]}))
+    seen = read_live(tmp_path)
+    assert (seen.processes, seen.ignored["damaged"]) == ((), 1)
 
 
 @pytest.mark.parametrize("kind", ["text", "link", "pipe", "folder", "large", "version", "deep", "infinite"])

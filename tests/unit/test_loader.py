@@ -1,5 +1,6 @@
 import errno
 import gc
+import multiprocessing
 import os
 import resource
 import signal
@@ -317,6 +318,21 @@ class Slow(Numbers):
         if index >= 8:
             time.sleep(60)
         return super().sample(index, random)
+
+
+def test_a_worker_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a mount holds in the kernel."""
+    monkeypatch.setattr(pool, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "_KILLED_SECONDS", 0.1)
+    with Loaders([(Slow(80), LoaderSettings(8, shuffle=False))], 1) as (loader,):
+        next(loader.batches())
+        (worker,) = (each.process for each in loader._pool._workers)
+        kill = worker.kill
+        monkeypatch.setattr(worker, "kill", lambda: None)
+    assert worker not in multiprocessing.active_children(), "or Python would wait for it at its end"
+    assert worker.is_alive()
+    kill()
+    worker.join()
 
 
 @pytest.mark.parametrize("place", ["in the loader", "in the body"])

@@ -108,14 +108,16 @@ def test_a_failure_leaves_nothing_that_looks_like_all_of_it(
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_a_format_that_shards_are_not_read_for_is_left_out_and_named(
-    make_images: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = make_images(classes=2, each=1)
-    Image.new("RGB", (20, 20)).save(folder / "class0/really.jpg", format="TIFF")
-    packed = pack_images(find_images(str(folder)), tmp_path / "out", PackSettings(), 0)
-    assert [Path(one.path).name for one in packed.damaged] == ["really.jpg"]
-    assert len(find_images(str(tmp_path / "out"))) == packed.images == 2
+def test_every_format_that_is_trained_on_can_be_packed(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.tif", "b.ppm", "c.pgm", "really_a_tiff.jpg")):
+        (tmp_path / f"in/{number % 2}").mkdir(parents=True, exist_ok=True)
+        kind = {"b.ppm": "PPM", "c.pgm": "PPM"}.get(name, "TIFF")
+        Image.new("RGB", (20, 20), (number, 50, 90)).save(tmp_path / f"in/{number % 2}/{name}", format=kind)
+    images = find_images(str(tmp_path / "in"))
+    packed = pack_images(images, tmp_path / "out", PackSettings(), 0)
+    assert (packed.images, packed.damaged) == (4, [])
+    out = find_images(str(tmp_path / "out"))
+    assert sorted(out.read(number) for number in range(4)) == sorted(images.read(number) for number in range(4))
 
 
 def test_classes_keep_their_numbers(tmp_path: Path) -> None:

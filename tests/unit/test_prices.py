@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotloop.core.errors import InputError
 from hotloop.plan.cards import card_named, cards
-from hotloop.plan.prices import Offer, cheapest, kept_file, packaged_offers, parse_offers, read_offers, written
+from hotloop.plan.prices import Offer, cheapest_of_kinds, kept_file, packaged_offers, parse_offers, read_offers, written
 from hotloop.plan.skypilot import read_table
 
 COLUMNS = "provider,instance,region,zone,card,gpus,cpus,memory_gib,on_demand,spot,date,source"
@@ -26,8 +26,8 @@ OFFERS = st.builds(
     zone=WORDS,
     card=st.sampled_from(sorted(cards())),
     gpus=st.integers(1, 16),
-    cpus=st.floats(0.5, 500),
-    memory_gib=st.floats(1, 4000),
+    cpus=st.just(0.0) | st.floats(0.5, 500),
+    memory_gib=st.just(0.0) | st.floats(1, 4000),
     on_demand=PRICES,
     spot=PRICES,
     date=st.none() | st.dates(),
@@ -65,8 +65,8 @@ def test_absent_prices_stay_absent() -> None:
 
 def test_of_an_instance_the_cheapest_place_is_taken() -> None:
     dear, cheap, spot_only = offer(on_demand=99.0), offer(region="b", on_demand=90.0), offer(region="c", on_demand=None)
-    assert cheapest([spot_only, dear, cheap]) == [cheap]
-    assert cheapest([offer(spot=30.0), offer(zone="b", spot=20.0)])[0].spot == 20.0
+    assert cheapest_of_kinds([spot_only, dear, cheap]) == [cheap]
+    assert cheapest_of_kinds([offer(spot=30.0), offer(zone="b", spot=20.0)])[0].spot == 20.0
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,9 @@ def pack(
     from hotloop.data.pack import Packed, PackSettings, check_folder, pack_images
 
     check_folder(folder)
+    if folder.resolve().is_relative_to(Path(location).resolve()):
+        why = "the shards would become a class of the images that they are made of"
+        raise InputError(f"{folder} lies inside of {location}", why, "name a folder beside it")
     images = find_images(location, key="")
     if dry_run:
         size = sum(images.size_bytes(number) for number in range(len(images)))

@@ -12,7 +12,7 @@ import click
 
 from hotloop import __version__
 from hotloop.cli.lazy import LazyGroup
-from hotloop.core.errors import FIXES, HotloopError, cannot_write
+from hotloop.core.errors import FIXES, HotloopError, cannot_access
 
 _COMMANDS = {
     "train": ("hotloop.cli.train:train", "Train what a job file asks for."),
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(1)
     except OSError as error:
         name = "standard output" if _cannot_print() else error.filename if error.errno in FIXES else ""
-        _fail(cannot_write(Path(name), error, HotloopError) if name else unexpected(error), debug)
+        _fail(cannot_access(Path(name), error, HotloopError) if name else unexpected(error), debug)
     except Exception as error:
         _fail(unexpected(error), debug)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,6 +1,7 @@
 """`hotloop monitor`."""
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -22,6 +23,9 @@ def rules(docs: str) -> None:
     """
     from hotloop.monitor.rules import rules
 
+    if docs and not re.fullmatch(r"https?://[^\s{}]+", docs):
+        cause = "alerts would link to what is no page, or Prometheus would take it for a template"
+        raise InputError(f"--docs {docs!r} is no address of a web page", cause, "--docs https://HOST/PATH")
     click.echo(rules(docs), nl=False)
 
 

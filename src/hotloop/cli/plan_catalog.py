@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hotloop.core.errors import InputError, cannot_write
+from hotloop.core.units import count
 
 if TYPE_CHECKING:
     from hotloop.plan.prices import Offer
@@ -135,7 +136,7 @@ def _keep(offers: "list[Offer]") -> None:
 
 def _counted(offers: "list[Offer]") -> str:
     kinds = Counter(one.provider or "no provider" for one in offers)
-    return ", ".join(f"{number} prices of {name}" for name, number in kinds.items())
+    return ", ".join(f"{count(number, 'price')} of {name}" for name, number in kinds.items())
 
 
 def _price(value: float | None) -> str:

@@ -2,10 +2,9 @@
 
 import gc
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotloop.cli.amount import Amount
 from hotloop.cli.duration import Duration
 from hotloop.cli.table import print_table
 from hotloop.core.errors import InputError, cannot_write
@@ -39,11 +39,13 @@ _MANY = 1_000_000
 @click.option("--samples", type=click.IntRange(1), help="Of an epoch, where the data here is but a part of it.")
 @click.option("--ways", "every_way", is_flag=True, help="Try recomputation, precisions and divisions too.")
 @click.option("--measure", is_flag=True, help="Time some steps on this machine's GPUs; other cards are scaled by them.")
-@click.option("--fastest", is_flag=True, help="Sort by time.  [default: by cost]")
+@click.option("--fastest", is_flag=True, help="Sort by time.")
+@click.option("--cheapest", is_flag=True, help="Sort by cost: the default.")
 @click.option("--deadline", type=Duration(), help="Leave out what takes longer: 12h.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Leave out what costs more on demand.")
+@click.option("--budget", type=Amount(), help="Leave out what costs more on demand.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only of these: aws, gcp, azure, ...")
 @click.option("--region", "regions", multiple=True, metavar="NAME", help="Only in these: us-east-1.")
+@click.option("--zone", "zones", multiple=True, metavar="NAME", help="Only in these: us-east-1a.")
 @click.option("--prices", type=click.Path(path_type=Path), metavar="FILE", help="Prices of one's own, a CSV file.")
 @click.option("--lifetime", type=Duration(), help="Of a spot machine, on average.  [default: checkpoint.interruption]")
 @click.option("--save", type=Duration(), help="For which training waits for a checkpoint.  [default: by its size]")
@@ -52,9 +54,9 @@ _MANY = 1_000_000
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def job(
     file: Path, overrides: tuple[str, ...], card: str | None, gpus: int, samples: int | None, every_way: bool,
-    measure: bool, fastest: bool, deadline: float | None, budget: float | None, providers: tuple[str, ...],
-    regions: tuple[str, ...], prices: Path | None, lifetime: float | None, save: float | None, page: Path | None,
-    as_json: bool,
+    measure: bool, fastest: bool, cheapest: bool, deadline: float | None, budget: float | None,
+    providers: tuple[str, ...], regions: tuple[str, ...], zones: tuple[str, ...], prices: Path | None,
+    lifetime: float | None, save: float | None, page: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Say what a job needs, how long it takes, where, for how much.
 
@@ -62,13 +64,16 @@ def job(
     """
     from hotloop.core.job_file import load_job
 
+    if fastest and cheapest:
+        raise InputError("--fastest and --cheapest contradict each other", "one sorts by time, one by cost", "give one")
     asked = load_job(file, overrides)
-    offers = _offers(prices, providers, regions)
+    offers = _offers(prices, {"provider": providers, "region": regions, "zone": zones})
+    sys.path.append(os.getcwd())  # "module:name" in a job means the user's own files
     try:
         from hotloop.plan.cards import card_named
         from hotloop.plan.options import by_cost, by_time
         from hotloop.plan.planning import Request, plan_job
-        from hotloop.plan.prices import cheapest
+        from hotloop.plan.prices import cheapest_of_kinds
     except ImportError as error:
         cause = f"{error.name} is not installed"
         raise InputError("planning a job needs hotloop[train]", cause, 'pip install "hotloop[train]"') from None
@@ -76,10 +81,8 @@ def job(
         raise InputError(
             f"--page {page} cannot be written", "it is no file in a folder that there is", "--page plan.html"
         )
-    if budget is not None and not math.isfinite(budget):
-        raise InputError(f"--budget {budget}", "it is no amount of money", "--budget 100")
     chosen = card_named(_own_card() if card is None else card)
-    request = Request(chosen, gpus, samples or 0, tuple(cheapest(offers)), every_way)
+    request = Request(chosen, gpus, samples or 0, tuple(cheapest_of_kinds(offers)), every_way)
     gc.disable()  # graphs are full of circles: looking for what is garbage among them took a tenth of the time
     try:
         with redirect_stdout(sys.stderr):  # what the model prints is no part of the answer
@@ -103,25 +106,24 @@ def job(
     return 0
 
 
-def _offers(prices: Path | None, providers: Sequence[str], regions: Sequence[str]) -> "list[Offer]":
+def _offers(prices: Path | None, asked: Mapping[str, Sequence[str]]) -> "list[Offer]":
+    """Those of the providers, regions and zones that are asked for, where any are."""
     from hotloop.plan.prices import packaged_offers, read_offers
 
     known = read_offers(prices) if prices else packaged_offers()
-    in_providers, in_regions = {one.provider for one in known}, {one.region for one in known}
-    for asked, having, option in ((providers, in_providers, "--provider"), (regions, in_regions, "--region")):
-        for name in asked:
+    for kind, names in asked.items():
+        having = {getattr(one, kind) for one in known}
+        for name in names:
             if name not in having:
-                there = ", ".join(sorted(filter(None, having)))
+                there = ", ".join(sorted(filter(None, having))) or "none in this table"
                 raise InputError(
-                    f'{option} "{name}" has no prices', f"there are {there}", f"{option} NAME, or --prices FILE"
+                    f'--{kind} "{name}" has no prices', f"there are {there}", f"--{kind} NAME, or --prices FILE"
                 )
-    chosen = [
-        one for one in known
-        if (not providers or one.provider in providers) and (not regions or one.region in regions)
-    ]  # fmt: skip
+    chosen = [one for one in known if all(not names or getattr(one, kind) in names for kind, names in asked.items())]
     if not chosen and known:
+        words = ", ".join(name for names in asked.values() for name in names)
         raise InputError(
-            f"{', '.join(providers)} has no prices in {', '.join(regions)}", "its regions have other names",
+            f"nothing has prices that is all of {words}", "a provider's regions and zones have names of their own",
             "hotloop plan catalog --provider NAME",
         )  # fmt: skip
     return chosen

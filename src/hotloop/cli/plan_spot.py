@@ -1,12 +1,14 @@
 """`hotloop plan spot`."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotloop.cli.amount import Amount
 from hotloop.cli.duration import Duration
 from hotloop.core.errors import InputError
 from hotloop.core.units import format_seconds
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 @click.option("--together", type=click.FloatRange(0, 1), default=0.0, show_default=True, metavar="SHARE",
               help="Of the losses, which take all machines at once, as of one zone.")  # fmt: skip
 @click.option("--every", type=Duration(), help="Between saves.  [default: the best]")
-@click.option("--price", type=click.FloatRange(0, min_open=True), help="Of a machine's hour, spot.")
-@click.option("--on-demand", type=click.FloatRange(0, min_open=True), help="Of a machine's hour otherwise.")
+@click.option("--price", type=Amount(), help="Of a machine's hour, spot.")
+@click.option("--on-demand", type=Amount(), help="Of a machine's hour otherwise.")
 @click.option("--work", type=Duration(), help="That the training takes undisturbed: 40h.")
 @click.option(
     "--page", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page with plots."
@@ -68,8 +70,17 @@ def spot(
     advice = advise(asked)
     if page:
         _write_page(page, asked, advice)
-    click.echo(json.dumps(asdict(advice)) if as_json else "\n".join(_lines(asked, advice)))
+    click.echo(json.dumps(_known(asdict(advice))) if as_json else "\n".join(_lines(asked, advice)))
     return 0
+
+
+def _known(value: Any) -> Any:
+    """JSON has no infinity: what has no end is not known."""
+    if isinstance(value, dict):
+        return {key: _known(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines(asked: "Asked", advice: "Advice") -> list[str]:
@@ -89,6 +100,8 @@ def _lines(asked: "Asked", advice: "Advice") -> list[str]:
             f"{advice.waste_low:.1%} to {advice.waste_high:.1%} is no work in nine of ten times as long as the trace, "
             "if they differ as its parts do"
         )
+    if advice.price and math.isinf(advice.price.useful_hour):
+        return [*lines, "nothing is ever done: machines are gone before they have trained and saved once"]
     if advice.price:
         lines.append(_price_line(asked, advice))
     if asked.work:

@@ -235,7 +235,7 @@ def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
         lines.append(f"{died} data worker{'' if died == 1 else 's'} died and {'was' if died == 1 else 'were'} replaced")
     if result.corrupt_files:
         were = "file was" if len(result.corrupt_files) == 1 else "files were"
-        lines.append(f"{len(result.corrupt_files)} damaged {were} replaced:")
+        lines.append(f"{len(result.corrupt_files)} damaged {were} replaced, in validation left out:")
         lines += [f"  {damaged['path']}: {damaged['reason']}" for damaged in result.corrupt_files]
     if result.status == "preempted":
         again = "" if fixed else f" --set run.dir={directory}"

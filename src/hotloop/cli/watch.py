@@ -84,12 +84,15 @@ def _plain(view: "View") -> dict[str, Any]:
     found = asdict(view)
     for card in found["cards"]:
         card["ecc_errors"] = {" ".join(key): number for key, number in card["ecc_errors"].items()}
+    for job in found["jobs"]:
+        live = job.pop("live")
+        totals = {f"{name}_total": live.pop(name) for name in ("step_seconds", "wait_seconds")}
+        job |= {**live, **totals, **job, "card": job["card"] and job["card"]["uuid"]}
     return {
         "driver": view.driver,
         "cards": [_filled(card) for card in found["cards"]],
-        "jobs": [_filled({**job.pop("live"), **job, "card": job["card"] and job["card"]["uuid"]})
-                 for job in found["jobs"]],
-    }  # fmt: skip
+        "jobs": [_filled(job) for job in found["jobs"]],
+    }
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:

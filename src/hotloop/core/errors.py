@@ -11,6 +11,7 @@ HotloopError            exit 1: the work failed
 """
 
 import errno
+import os
 from pathlib import Path
 
 
@@ -80,14 +81,21 @@ class DamagedSample(HotloopError):
 FIXES = {
     errno.ENOSPC: "free some space (df -h), then start the same command again",
     errno.EDQUOT: "raise the quota or free some space, then start the same command again",
-    errno.EROFS: "choose a writable folder: --set run.dir=FOLDER",
-    errno.EACCES: "choose a writable folder: --set run.dir=FOLDER",
-    errno.EPERM: "choose a writable folder: --set run.dir=FOLDER",
+    errno.EROFS: "choose a folder that can be written to; of a run: --set run.dir=FOLDER",
+    errno.EACCES: "choose a folder that can be written to; of a run: --set run.dir=FOLDER",
+    errno.EPERM: "choose a folder that can be written to; of a run: --set run.dir=FOLDER",
     errno.ENOTDIR: "a part of that path is a file: --set run.dir=FOLDER",
     errno.EEXIST: "a part of that path is a file: --set run.dir=FOLDER",
     errno.ENAMETOOLONG: "choose a shorter name: --set run.dir=FOLDER",
 }
 """What to do about a failed write, by errno."""
+
+
+def cannot_access(path: Path, error: OSError, kind: type[HotloopError]) -> HotloopError:
+    """As `cannot_write`, where it is not known that it was to be written; and not where it cannot even be read."""
+    if error.errno == errno.EACCES and path.exists() and not os.access(path, os.R_OK):
+        return kind(f"cannot read {path}", error.strerror or str(error), f"let this user read it: chmod u+r {path}")
+    return cannot_write(path, error, kind)
 
 
 def cannot_write(path: Path, error: OSError, kind: type[HotloopError]) -> HotloopError:

@@ -236,12 +236,21 @@ def _decode_other(content: bytes, crop: Callable[[int, int], Box], max_pixels: i
         warnings.simplefilter("ignore")  # Pillow warns of sizes that max_pixels decides on, and of odd metadata
         if max_pixels > 2 * (Image.MAX_IMAGE_PIXELS or math.inf):  # of which Pillow opens no image to tell its size
             Image.MAX_IMAGE_PIXELS = None
-        with Image.open(io.BytesIO(content)) as image:
+        with _opened(content, max_pixels) as image:
             if image.format == "EPS":  # Pillow would give it to Ghostscript
                 raise ValueError("it is PostScript, a program, which is not run")
             _check_size(image.height, image.width, max_pixels)
+            if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+                raise ValueError("its pixels have 32 bits each, and nothing says from where to where they go")
             pixels = np.asarray(_eight_bits(image).convert("RGB"))
     return _cut(pixels, crop(pixels.shape[0], pixels.shape[1]), 1.0, 1.0)
+
+
+def _opened(content: bytes, max_pixels: int) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content))
+    except Image.DecompressionBombError:  # whose limit is another one than ours, and larger
+        raise ValueError(f"it has far more pixels than the limit of {max_pixels:,} (max_pixels)") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -15,7 +15,7 @@ from hotloop.core.files import new_directory
 from hotloop.data.check import Fault
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import decode_whole, kind_of
-from hotloop.data.image_list import ImageList
+from hotloop.data.image_list import SUFFIXES, ImageList
 from hotloop.data.loader import Batch, Loaders, LoaderSettings
 
 _BATCH_BYTES = 64 * 2**20
@@ -85,7 +85,7 @@ class _Encoded(Dataset):
 
 def _encoded(content: bytes, name: str, settings: PackSettings) -> bytes:
     """As it is; or resized, if that makes it smaller."""
-    if not kind_of(content):
+    if not _suffix(content, name):
         raise DamagedSample(name, "its format is none of those that are read from shards")
     pixels = decode_whole(content, name, settings.max_pixels)
     height, width = pixels.shape[:2]
@@ -96,6 +96,12 @@ def _encoded(content: bytes, name: str, settings: PackSettings) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=settings.quality)
     return min(file.getvalue(), content, key=len)
+
+
+def _suffix(content: bytes, path: str) -> str:
+    """Under which it is found in a shard: of its format, else its file's; empty if it would not be found."""
+    kind, own = kind_of(content), Path(path).suffix.lower()
+    return _SUFFIXES.get(kind, kind) or (own.removeprefix(".") if own in SUFFIXES else "")
 
 
 def check_folder(folder: Path) -> None:
@@ -141,10 +147,9 @@ def pack_images(
     return packed
 
 
-def _add(tar: tarfile.TarFile, key: str, content: bytes, label: int, name: str) -> None:
-    kind = kind_of(content)
+def _add(tar: tarfile.TarFile, key: str, kind: str, content: bytes, label: int, name: str) -> None:
     for suffix, part in (
-        (_SUFFIXES.get(kind, kind), content),
+        (kind, content),
         ("cls", str(label).encode()),
         ("json", json.dumps({"label": name}).encode()),
     ):
@@ -155,8 +160,8 @@ def _add(tar: tarfile.TarFile, key: str, content: bytes, label: int, name: str) 
 
 def _entries(
     batches: Iterator[Batch], images: ImageList, packed: Packed, progress: Callable[[int], None]
-) -> Iterator[tuple[str, bytes, int, str]]:
-    """Key, content, number and name of the class of each image that can be read."""
+) -> Iterator[tuple[str, str, bytes, int, str]]:
+    """Key, suffix, content, number and name of the class of each image that can be read."""
     for batch in batches:
         for place, index in enumerate(batch.indices):
             length = int(batch.arrays["length"][place])
@@ -165,6 +170,12 @@ def _entries(
                 packed.damaged.append(Fault(images.path(index), content.decode(errors="replace")))
             else:
                 label = images.label(index)
-                yield f"{packed.images:09d}", content, label, images.classes[label]
+                yield (
+                    f"{packed.images:09d}",
+                    _suffix(content, images.path(index)),
+                    content,
+                    label,
+                    images.classes[label],
+                )
                 packed.images += 1
         progress(batch.size)

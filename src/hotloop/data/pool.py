@@ -27,7 +27,7 @@ _READ_AT_ONCE = 8
 """Samples that are read in the time that one more is decoded in as well: 0.1 ms and 1 ms for a photograph."""
 _PATIENCE_SECONDS = 1.0
 """After which a wait is interrupted, for `while_waiting`."""
-_END_SECONDS = 5.0
+_END_SECONDS, _KILLED_SECONDS = 5.0, 2.0
 """How long all workers together may take to end by themselves."""
 
 
@@ -170,7 +170,10 @@ class WorkerPool:
                     self._receive(self._inline.popleft(), filling)
 
     def close(self) -> None:
-        """End the workers: those that are not done after 5 s, all together, are killed."""
+        """End the workers: those that are not done after 5 s, all together, are killed.
+
+        One that a mount holds in the kernel ends when that lets it go: it is not waited for any longer.
+        """
         self._closed = True
         for worker in self._workers:
             worker.connection.close()
@@ -181,8 +184,12 @@ class WorkerPool:
         finally:
             for worker in self._workers:
                 worker.process.kill()
-                worker.process.join()
-                worker.process.close()
+            for worker in self._workers:
+                worker.process.join(_KILLED_SECONDS)
+                if worker.process.is_alive():
+                    multiprocessing.process._children.discard(worker.process)  # type: ignore[attr-defined]  # nor at exit
+                else:
+                    worker.process.close()
             self._workers.clear()
 
     def _check_open(self) -> None:
@@ -257,6 +264,8 @@ class WorkerPool:
         error: HotloopError | None = None
         if filling.fatal:
             error = DamagedSample(filling.fatal.name, filling.fatal.reason)
+            if self._feeds[chunk.feed].on_damaged != "raise":  # nor could another one be read in its place
+                error.fix = "see that the data is still there: hotloop data check FOLDER"
         elif filling.stop:
             error = HotloopError(*filling.stop)
         elif filling.failure:

@@ -11,6 +11,8 @@ CARD_COLUMNS = ("GPU", "name", "busy", "tensor", "memory", "power", "temp", "sta
 JOB_COLUMNS = ("job", "rank", "phase", "step", "a step", "wait", "loss")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _DASH = "–"
+_LONGEST = 28
+"""Characters of a job's name: one of all that it may have would leave no room for any job's figures."""
 
 
 def card_cells(card: Card) -> tuple[str, ...]:
@@ -32,7 +34,8 @@ def job_cells(job: Job) -> tuple[str, ...]:
     rank = f"{live.rank}/{live.ranks}" if live.ranks > 1 else _DASH
     loss = f"{live.loss:.4g}" if live.loss is not None else _DASH
     step = format_seconds(job.step_seconds) if job.step_seconds is not None else _DASH
-    return live.job, rank, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss
+    name = live.job if len(live.job) <= _LONGEST else f"{live.job[: _LONGEST - 1]}…"
+    return name, rank, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss
 
 
 def details(job: Job, profiled: str = "", recent: History | None = None) -> list[tuple[str, str]]:

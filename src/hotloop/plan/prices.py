@@ -85,7 +85,7 @@ def written(offers: Iterable[Offer]) -> str:
     table = csv.DictWriter(file, [field.name for field in fields(Offer)], lineterminator="\n")
     table.writeheader()
     for offer in offers:
-        table.writerow({name: "" if value is None else value for name, value in asdict(offer).items()})
+        table.writerow({name: "" if value in (None, 0.0) else value for name, value in asdict(offer).items()})
     return file.getvalue()
 
 
@@ -122,8 +122,8 @@ def _offer(row: dict[str, str]) -> Offer:
         zone=row.get("zone", ""),
         card=card,
         gpus=gpus,
-        cpus=_number(row.get("cpus", "")) or 0.0,
-        memory_gib=_number(row.get("memory_gib", "")) or 0.0,
+        cpus=float(row.get("cpus") or 0.0),
+        memory_gib=float(row.get("memory_gib") or 0.0),
         on_demand=_number(row.get("on_demand", "")),
         spot=_number(row.get("spot", "")),
         date=Date.fromisoformat(row["date"]) if row.get("date") else None,
@@ -140,7 +140,7 @@ def _number(text: str) -> float | None:
     return value
 
 
-def cheapest(offers: Sequence[Offer]) -> list[Offer]:
+def cheapest_of_kinds(offers: Sequence[Offer]) -> list[Offer]:
     """Of each kind of instance the place with the lowest price on demand, with the lowest spot price of that region."""
     best: dict[tuple[str, str], Offer] = {}
     for offer in offers:

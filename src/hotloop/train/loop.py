@@ -134,6 +134,7 @@ class Loop:
         self._unlogged = Span()
         self._logged = 0.0
         self._since_log = Span()
+        self._damages_told = 0
         self._leaks = LeakDetector(parts.observer.warn)
         self.memory = MemoryMarks(self._device)
         self.memory.mark("ready")
@@ -283,6 +284,7 @@ class Loop:
             )
         )
         self._since_log = Span()
+        self._tell_damages()
 
     def _look_at_memory(self) -> None:
         if self._device.type == "cuda":
@@ -296,6 +298,7 @@ class Loop:
         metrics = self._validate() if self._parts.val else {}
         self.progress = replace(self.progress, metrics={**metrics, "train_loss": self.progress.current.mean_loss})
         self._note_damages()
+        self._tell_damages()
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
         self._meter.start()  # a validation is no training
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())
@@ -402,6 +405,15 @@ class Loop:
         met = {name: reason for source in sources if source for name, reason in source.damages.items()}
         met = {name: reason for part in self._world.gathered(met) for name, reason in part.items()}
         self.progress = replace(self.progress, damages={**self.progress.damages, **met})
+
+    def _tell_damages(self) -> None:
+        """At the first, and whenever they have doubled: a class that is gone must not wait for the end of the run."""
+        sources = (self._parts.train, self._parts.val)
+        met = [damage for source in sources if source for damage in source.damages.items()]
+        if len(met) > 2 * self._damages_told:
+            self._damages_told = len(met)
+            (name, reason), files = met[-1], "file" if len(met) == 1 else "files"
+            self._parts.observer.warn(f"{len(met):,} damaged {files} since this start; {name}: {reason}")
 
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""

@@ -58,5 +58,5 @@ class WorkerDeaths:
     def __call__(self, exit_code: int) -> None:
         self.count += 1
         how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-        often = " (most often for memory: data.workers=1 needs less)" if exit_code == -9 else ""
+        often = " (most often for memory)" if exit_code == -9 else ""
         self._notify(f"a data worker {how}{often}; another one does its work, replaced so far: {self.count}")

@@ -181,7 +181,7 @@ def _rename(path: Path, why: str) -> None:
     path.rename(aside)
 
 
-_OTHER = "name another checkpoint: --resume PATH"
+_OTHER = "name another checkpoint; of a training: --resume PATH"
 
 
 def verify_checkpoint(path: Path) -> Position:
