@@ -341,6 +341,20 @@ def test_where_its_address_cannot_be_told_it_ends(tmp_path: Path) -> None:
     assert "No space left on device" in done.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_metrics_of_which_a_part_fits_are_no_success(tmp_path: Path, unbuffered: str) -> None:
+    limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "-"]
+    command = [sys.executable, "-m", "hotloop", "exporter", "--demo", "--once"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with (tmp_path / "metrics").open("w") as file:
+        done = subprocess.run(
+            [*limited, *command], stdout=file, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env=environment,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot write standard output" in done.stderr
+
+
 def test_a_port_that_is_taken_is_told(hotloop: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -93,3 +93,19 @@ def test_what_needs_numbers_is_named(hotloop: Command, job: Callable[..., str], 
     assert "_local_scalar_dense" in done.err
     assert "Traceback" not in done.err
     assert not list(tmp_path.glob("*.txt"))
+
+
+def test_a_task_of_ones_own_is_imported_from_here(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from tiny import Regression\n")
+    assert "on 1 × H100" in hotloop("plan", job("mine:Regression"), "--card", "H100", expect=0).out
+
+
+def test_refreshed_prices_without_processors_are_read_again(
+    hotloop: Command, job: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job()
+    hotloop("plan", "catalog", "--refresh", "own.csv", expect=0)
+    for _ in range(2):
+        assert "mine" in hotloop("plan", "catalog", "--card", "H100", expect=0).out
+        hotloop("plan", "catalog", "--refresh", "own.csv", expect=0)
