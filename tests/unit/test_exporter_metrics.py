@@ -108,6 +108,14 @@ def test_what_a_job_does_not_tell_is_absent_and_not_zero() -> None:
     assert {"hotloop_job_checkpoints_total", "hotloop_job_restarts_total"} <= names
 
 
+def test_zeros_that_a_script_of_ones_own_has_not_told_are_absent() -> None:
+    told = replace(LIVE, way="library", steps=0, step_seconds=0.0, wait_seconds=0.0, saves=0, restarts=0)
+    found = Metrics(Given(told))
+    for name in ("job_steps_total", "job_step_seconds_total", "job_checkpoints_total", "job_restarts_total"):
+        assert value(found, f"hotloop_{name}") is None
+    assert value(found, "hotloop_job_heartbeat_timestamp_seconds") == LIVE.heartbeat
+
+
 def test_a_card_and_its_parts_by_their_names() -> None:
     card = Card(
         3, "GPU-3", name="NVIDIA H200", bus_id="0:3", mig="on", memory_used_bytes=7, throttled={"power_cap": True},

@@ -41,6 +41,8 @@ def serve(root: Path, host: str, port: int) -> int:
             signal.signal(number, lambda *_: Thread(target=server.shutdown).start())
         if not is_loopback(host):
             click.echo("warning: everybody who reaches this address can read runs and trainings", err=True)
+        if not root.is_dir():
+            click.echo(f"warning: there is no folder {root} yet: live trainings alone are shown", err=True)
         click.echo(server.url)
         server.serve_forever(poll_interval=0.1)
     return 0

@@ -157,8 +157,9 @@ def job_families(reading: JobsReading) -> Iterator[Family]:
     phases = [((*who, phase), float(live.phase == phase)) for live, who in jobs for phase in PHASES]
     yield from _filled("job_phase", "1 for what the process does now.", (*_JOB, "phase"), phases)
     for one in JOB_METRICS:
-        values = [(who, getattr(live, one.field)) for live, who in jobs]
-        rows = [(who, value) for who, value in values if value is not None and (value or one.zero)]
+        # A script that only calls `hotloop.publish` tells no more than that: its zeros are what nobody has told.
+        values = [(who, getattr(live, one.field), one.zero and live.way != "library") for live, who in jobs]
+        rows = [(who, value) for who, value, zero in values if value is not None and (value or zero)]
         yield from _filled(one.name, one.help, _JOB, rows)
     own = [((*who, name), value) for live, who in jobs for name, value in live.metrics.items()]
     yield from _filled("job_metric", "The user's own metrics, and a validation's.", (*_JOB, "metric"), own)
