@@ -13,6 +13,7 @@ from torch.nn import functional
 import hotloop
 from hotloop.core.job import Job
 from hotloop.plan import trace
+from hotloop.plan.footprint import scaled
 from hotloop.plan.trace import Tracer, Way
 
 
@@ -145,6 +146,20 @@ def test_a_batch_twice_as_large_keeps_twice_as_much() -> None:
         grown = two.passes[0].activations / one.passes[0].activations
         assert grown == pytest.approx(2, rel=0.1)
         assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("made", "shape"), MODELS)
+def test_another_batch_computes_and_moves_what_is_reckoned_for_it(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], compiled: bool
+) -> None:
+    # Both so large that the compiler sums long rows in both: with fewer it makes other kernels.
+    few, many = (tracer(made, shape).trace(Way(batch, "fp32", compiled=compiled)) for batch in (28, 112))
+    for one, batch, other in ((few, 112, many), (many, 28, few)):
+        reckoned = scaled(one, batch)
+        moved, expected = (sum(cost.count * cost.bytes for cost in each.pass_costs) for each in (reckoned, other))
+        assert reckoned.flops == other.flops
+        assert moved == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._fixed = {tensor.untyped_storage()._cdata for tensor in weights}
         self._shapes = {tensor.shape for tensor in weights}
+        self._sides = {sides(tensor) for tensor in weights}
         self.phase = "state"
         self.costs: list[Cost] = []
         self._held: dict[int, tuple[tuple[str, bool], int, Any]] = {}
@@ -75,7 +76,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._hold(tensor, like_one or of_weights)
         if logits:
             self._note(logits)
-        if cost := cost_of(operator, args, kwargs or {}, outputs, read, made):
+        if cost := cost_of(operator, args, kwargs or {}, outputs, read, made, self._sides):
             self.costs.append(cost)
         return outputs
 
@@ -111,10 +112,20 @@ def bytes_of(tensor: Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
+def sides(tensor: Tensor) -> tuple[int, ...]:
+    """Of a tensor as it lies or transposed: by them a weight and its gradient are known."""
+    return tuple(sorted(tensor.shape))
+
+
 def cost_of(
-    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any, read: list[Tensor], made: list[Tensor]
-) -> Cost | None:
-    """What an operator costs on a GPU; nothing if it launches no kernel."""
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any, read: list[Tensor], made: list[Tensor],
+    weights: Set[tuple[int, ...]],
+) -> Cost | None:  # fmt: skip
+    """What an operator costs on a GPU; nothing if it launches no kernel.
+
+    Args:
+        weights: the sides of all weights.
+    """
     schema = operator._schema
     if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
         return None
@@ -122,21 +133,22 @@ def cost_of(
         return None
     if not made and not schema.is_mutable:  # asks a tensor for its device, say
         return None
-    moved = sum(map(bytes_of, read)) + sum(map(bytes_of, made))
+    moved = sum(map(bytes_of, [*read, *made]))
+    fixed = sum(bytes_of(tensor) for tensor in (*read, *made) if sides(tensor) in weights)
     if schema.is_mutable and not made:  # optimizers write what they read
         moved *= 2
     floating = next((tensor.dtype for tensor in read if tensor.is_floating_point()), torch.float32)
     name = _NAMES.get(floating, str(floating).removeprefix("torch."))
     if schema.name == _CROSS_ENTROPY:
         hidden_ND, weight_VD = read[:2]
-        return Cost("matrix", name, 6.0 * hidden_ND.numel() * weight_VD.shape[0], moved, 1)  # three products
+        return Cost("matrix", name, 6.0 * hidden_ND.numel() * weight_VD.shape[0], moved, 1, fixed)  # three products
     if schema.name.startswith(_FLASH):
-        return Cost("attention", name, _attention_flops(args), moved, 1)
+        return Cost("attention", name, _attention_flops(args), moved, 1, fixed)
     count = flop_registry.get(operator.overloadpacket)
     if count is None:
-        return Cost("memory", name, 0.0, moved, 1)
+        return Cost("memory", name, 0.0, moved, 1, fixed)
     flops = count(*args, **kwargs, out_val=outputs)
-    return Cost("convolution" if "conv" in schema.name else "matrix", name, float(flops), moved, 1)
+    return Cost("convolution" if "conv" in schema.name else "matrix", name, float(flops), moved, 1, fixed)
 
 
 def _attention_flops(args: tuple[Any, ...]) -> float:

@@ -20,6 +20,7 @@ class Cost:
         flops: of one.
         bytes: read and written by one, each tensor once.
         count: how many.
+        fixed: of the bytes, as many with any batch: weights', and their gradients'.
     """
 
     kind: str
@@ -27,6 +28,12 @@ class Cost:
     flops: float
     bytes: float
     count: int
+    fixed: float = 0.0
+
+    def scaled(self, times: float) -> "Cost":
+        """The same with a batch so many times as large."""
+        moved = self.fixed + times * (self.bytes - self.fixed)
+        return replace(self, flops=times * self.flops, bytes=moved)
 
 
 @dataclass(frozen=True)
@@ -144,12 +151,12 @@ def summed(costs: Iterable[Cost]) -> tuple[Cost, ...]:
 
 
 def scaled(one: Footprint, batch: int) -> Footprint:
-    """A step with another batch. What is computed and moved is taken to grow with it."""
+    """A step with another batch. What is computed is taken to grow with it, and what is moved, but for weights."""
     times = batch / one.batch
     return replace(
         one,
         batch=batch,
         batch_bytes=times * one.batch_bytes,
         passes=tuple(moment.scaled(times) for moment in one.passes),
-        pass_costs=tuple(replace(cost, flops=times * cost.flops, bytes=times * cost.bytes) for cost in one.pass_costs),
+        pass_costs=tuple(cost.scaled(times) for cost in one.pass_costs),
     )

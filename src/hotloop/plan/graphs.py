@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from hotloop.core.errors import HotloopError
-from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of
+from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of, sides
 from hotloop.plan.footprint import COMPILED, Cost, Flow, Moment, fullest
 
 _PART = "hotloop_recomputed"
@@ -119,12 +119,13 @@ def flows_of(forward: fx.GraphModule, backward: fx.GraphModule, weights: int) ->
     arguments = list(forward.graph.find_nodes(op="placeholder"))
     fixed = _made_of(set(arguments[:weights]), first.nodes)
     kept = {name: None if source in arguments else source for name, source in first.named.items()}
-    shapes = {tensor.shape for node in arguments[:weights] for tensor in _tensors(node)}
+    of_weights = [tensor for node in arguments[:weights] for tensor in _tensors(node)]
+    shapes, known = {tensor.shape for tensor in of_weights}, {sides(tensor) for tensor in of_weights}
     second = _Plan(backward, kept)
     alike = {node for node in second.nodes if any(tensor.shape in shapes for tensor in _tensors(node))}
-    then = _flow(second, set(), fixed | (alike - set(second.given)))
+    then = _flow(second, set(), fixed | (alike - set(second.given)), known)
     # What forward has as its results is kept for backward.
-    return _flow(first, set(arguments), fixed, is_forward=True), then
+    return _flow(first, set(arguments), fixed, known, is_forward=True), then
 
 
 def _made_of(weights: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
@@ -167,7 +168,9 @@ class _Held:
         return kind, node in self._fixed
 
 
-def _flow(plan: "_Plan", stays: set[fx.Node], fixed: set[fx.Node], is_forward: bool = False) -> Flow:
+def _flow(
+    plan: "_Plan", stays: set[fx.Node], fixed: set[fx.Node], weights: Set[tuple[int, ...]], is_forward: bool = False
+) -> Flow:
     given = set(plan.given) - stays
     results = plan.results - given - stays
     held, moments = _Held(given, results, fixed), []
@@ -185,7 +188,7 @@ def _flow(plan: "_Plan", stays: set[fx.Node], fixed: set[fx.Node], is_forward: b
         for part in [*over, *(part for part in kernel.unread if part not in results)]:
             held.drop(part)
     end = sum(held.sizes.get(part, 0) for part in results)
-    return Flow(tuple(fullest(moments)), end, tuple(plan.costs()))
+    return Flow(tuple(fullest(moments)), end, tuple(plan.costs(weights)))
 
 
 @dataclass
@@ -258,8 +261,12 @@ class _Plan:
         logits = logits_of(node.target, _values(node.args))
         return _Kernel(node, self._read_by(node), _is_alone(node), logits, parts, [], [])
 
-    def costs(self) -> list[Cost]:
-        """Kernels that stand alone each; others by what is fused: between two such, up to a sum that must be known."""
+    def costs(self, weights: Set[tuple[int, ...]]) -> list[Cost]:
+        """Kernels that stand alone each; others by what is fused: between two such, up to a sum that must be known.
+
+        Args:
+            weights: the sides of all weights.
+        """
         found: list[Cost] = []
         groups: dict[tuple[int, int], list[_Kernel]] = {}
         level: dict[fx.Node, tuple[int, int]] = {}
@@ -267,7 +274,7 @@ class _Plan:
         for kernel in self.kernels:
             if kernel.alone:
                 run += 1
-                found.append(_cost(kernel.node))
+                found.append(_cost(kernel.node, weights))
                 continue
             place = max((level[part][1] for part in kernel.reads if level.get(part, (-1, 0))[0] == run), default=0)
             groups.setdefault((run, place), []).append(kernel)
@@ -276,7 +283,8 @@ class _Plan:
         for group in groups.values():
             written = {part for kernel in group for part in kernel.parts}
             read = {part for kernel in group for part in kernel.reads} - written
-            found.append(Cost("memory", COMPILED, 0.0, float(sum(map(_size, read)) + sum(map(_size, written))), 1))
+            fixed = sum(_size(part) for part in (*read, *written) if _is_like_one(part, weights))
+            found.append(Cost("memory", COMPILED, 0.0, float(sum(map(_size, (*read, *written)))), 1, float(fixed)))
         return found
 
     def _read_by(self, node: fx.Node) -> frozenset[fx.Node]:
@@ -346,8 +354,12 @@ def _sums_long_rows(node: fx.Node) -> bool:
     return _is_sum(node) and read > _LONGEST_ROW * written
 
 
-def _cost(node: fx.Node) -> Cost:
+def _is_like_one(node: fx.Node, weights: Set[tuple[int, ...]]) -> bool:
+    return all(sides(tensor) in weights for tensor in _tensors(node))
+
+
+def _cost(node: fx.Node, weights: Set[tuple[int, ...]]) -> Cost:
     args, kwargs = _values(node.args), _values(node.kwargs)
     read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    cost = cost_of(node.target, args, kwargs, node.meta["val"], read, _tensors(node))
+    cost = cost_of(node.target, args, kwargs, node.meta["val"], read, _tensors(node), weights)
     return cost or Cost("memory", COMPILED, 0.0, 0.0, 1)
