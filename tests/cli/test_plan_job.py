@@ -91,6 +91,7 @@ def test_what_needs_numbers_is_named(hotloop: Command, job: Callable[..., str], 
     done = hotloop("plan", job("tiny:ByNumbers"), expect=2)
     assert "cannot be traced without numbers" in done.err
     assert "_local_scalar_dense" in done.err
+    assert 'tiny.py, line 120: return functional.mse_loss(outputs, batch["targets"]) * batch' in done.err
     assert "Traceback" not in done.err
     assert not list(tmp_path.glob("*.txt"))
 

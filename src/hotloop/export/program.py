@@ -1,11 +1,8 @@
 """A model's program by torch.export, with a batch of any size; the package that torch runs, and its runner."""
 
 import io
-import linecache
 import logging
 import re
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -19,10 +16,9 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from hotloop.core.errors import InputError
+from hotloop.core.own_lines import own_line
 from hotloop.export.source import Input, Source, flat
 
-_LIBRARIES = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
-"""Where files begin that are not the user's own."""
 _FIX = "--to safetensors needs no program; or change the model there"
 
 
@@ -119,11 +115,11 @@ def _cannot_export(error: Exception) -> InputError:
     text = str(error)
     fixed = re.search(r"(\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text)
     if fixed:
-        cause = f"its {fixed[1]} is {fixed[2]} wherever it is computed, whatever comes in{_place(error)}"
+        cause = f"its {fixed[1]} is {fixed[2]} wherever it is computed, whatever comes in{own_line(error)}"
     elif "data-dependent" in text:
-        cause = f"what it computes depends on its inputs' values{_place(error)}"
+        cause = f"what it computes depends on its inputs' values{own_line(error)}"
     else:
-        cause = f"{type(error).__name__}: {first_line(text)}{_place(error)}"
+        cause = f"{type(error).__name__}: {first_line(text)}{own_line(error)}"
     return InputError("the model cannot be exported", cause, _FIX)
 
 
@@ -131,13 +127,3 @@ def first_line(text: str) -> str:
     """Of a message, without colours, 200 characters at most."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     return lines[0][:200] if lines else "no message"
-
-
-def _place(error: Exception) -> str:
-    """The last line of the user's own that it came from."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_LIBRARIES)]
-    if not frames:
-        return ""
-    last = frames[-1]
-    line = linecache.getline(last.filename, last.lineno or 0).strip()
-    return f": {Path(last.filename).name}, line {last.lineno}: {line}"

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import TASKS, Job
+from hotloop.core.own_lines import own_line
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.images import ImageFiles
@@ -237,13 +238,15 @@ def _cannot_trace(error: Exception, job: Job) -> InputError:
     """Which operation stands in the way, and what to do."""
     name = job.model.name if job.task.name in TASKS else job.task.name
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        cause = f"{error.func} gives what depends on the numbers themselves"
+        cause = f"{error.func} gives what depends on the numbers themselves{own_line(error)}"
         fix = "measure it on a machine with a GPU: hotloop tune with the same job"
         return InputError(f"{name} cannot be traced without numbers", cause, fix)
     message = " ".join(str(error).split())[:300]
     what = f"a step of {name} cannot be traced: torch's tensors without numbers do not run it"
     return InputError(
-        what, f"{type(error).__name__}: {message}", "hotloop train --dry-run with the same job, or mend it"
+        what,
+        f"{type(error).__name__}: {message}{own_line(error)}",
+        "hotloop train --dry-run with the same job, or mend it",
     )
 
 
