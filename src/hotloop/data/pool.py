@@ -184,8 +184,9 @@ class WorkerPool:
         finally:
             for worker in self._workers:
                 worker.process.kill()
+            deadline = time.monotonic() + _KILLED_SECONDS
             for worker in self._workers:
-                worker.process.join(_KILLED_SECONDS)
+                worker.process.join(max(0, deadline - time.monotonic()))
                 if worker.process.is_alive():
                     multiprocessing.process._children.discard(worker.process)  # type: ignore[attr-defined]  # nor at exit
                 else:

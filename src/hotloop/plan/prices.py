@@ -122,8 +122,8 @@ def _offer(row: dict[str, str]) -> Offer:
         zone=row.get("zone", ""),
         card=card,
         gpus=gpus,
-        cpus=float(row.get("cpus") or 0.0),
-        memory_gib=float(row.get("memory_gib") or 0.0),
+        cpus=_amount(row.get("cpus", "")),
+        memory_gib=_amount(row.get("memory_gib", "")),
         on_demand=_number(row.get("on_demand", "")),
         spot=_number(row.get("spot", "")),
         date=Date.fromisoformat(row["date"]) if row.get("date") else None,
@@ -137,6 +137,14 @@ def _number(text: str) -> float | None:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError(f"{text} is no price")
+    return value
+
+
+def _amount(text: str) -> float:
+    """0 where it is not known."""
+    value = float(text or 0.0)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{text} is no amount")
     return value
 
 
