@@ -186,7 +186,7 @@ def test_grey_of_32_bits_is_refused_not_made_black(tmp_path: Path, dtype: type) 
 def test_a_bomb_is_refused_by_our_limit_whatever_pillows_is(tmp_path: Path) -> None:
     file = tmp_path / "bomb.png"
     Image.new("1", (20_000, 20_000)).save(file)
-    with pytest.raises(DamagedSample, match=r"limit of 1,000,000 \(max_pixels\)"):
+    with pytest.raises(DamagedSample, match=r"1,000,000 \(max_pixels\)"):
         decode_crop(read_file(str(file)), str(file), 8, whole, 1_000_000)
 
 
