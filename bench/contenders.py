@@ -93,7 +93,7 @@ def hotloop_step(
     model = spread(make().to(device, memory_format=torch.channels_last))  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     gpu = device == "cuda"
-    precision = "bf16" if gpu else "fp32"  # which a CPU without bf16 units takes a hundred times as long for
+    precision = "bf16" if gpu else "fp32"  # the CPU's own format
     settings = hotloop.StepSettings(precision=precision, compile="model" if gpu else "", own_kernels=own_kernels)
     step = hotloop.Step(
         model, lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]), optimizer,

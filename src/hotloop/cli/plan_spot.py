@@ -11,6 +11,7 @@ import click
 from hotloop.cli.amount import Amount
 from hotloop.cli.duration import Duration
 from hotloop.core.errors import InputError
+from hotloop.core.run import plain
 from hotloop.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -70,17 +71,8 @@ def spot(
     advice = advise(asked)
     if page:
         _write_page(page, asked, advice)
-    click.echo(json.dumps(_known(asdict(advice))) if as_json else "\n".join(_lines(asked, advice)))
+    click.echo(json.dumps(plain(asdict(advice))) if as_json else "\n".join(_lines(asked, advice)))
     return 0
-
-
-def _known(value: Any) -> Any:
-    """JSON has no infinity: what has no end is not known."""
-    if isinstance(value, dict):
-        return {key: _known(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines(asked: "Asked", advice: "Advice") -> list[str]:

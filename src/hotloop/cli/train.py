@@ -18,7 +18,7 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
-from hotloop.core.units import format_amount, format_seconds
+from hotloop.core.units import count, format_amount, format_seconds
 from hotloop.launch.fruitless import STARTS, count_start
 
 _STOPPED_EARLY = 75
@@ -232,7 +232,7 @@ def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
     if result.captured:
         lines.append("each step was one replay of a CUDA graph")
     if died := result.workers_replaced:
-        lines.append(f"{died} data worker{'' if died == 1 else 's'} died and {'was' if died == 1 else 'were'} replaced")
+        lines.append(f"{count(died, 'data worker')} died and {'was' if died == 1 else 'were'} replaced")
     if result.corrupt_files:
         were = "file was" if len(result.corrupt_files) == 1 else "files were"
         lines.append(f"{len(result.corrupt_files)} damaged {were} replaced, in validation left out:")

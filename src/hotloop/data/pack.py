@@ -147,13 +147,13 @@ def pack_images(
     return packed
 
 
-def _add(tar: tarfile.TarFile, key: str, kind: str, content: bytes, label: int, name: str) -> None:
-    for suffix, part in (
-        (kind, content),
+def _add(tar: tarfile.TarFile, key: str, suffix: str, content: bytes, label: int, name: str) -> None:
+    for ending, part in (
+        (suffix, content),
         ("cls", str(label).encode()),
         ("json", json.dumps({"label": name}).encode()),
     ):
-        member = tarfile.TarInfo(f"{key}.{suffix}")
+        member = tarfile.TarInfo(f"{key}.{ending}")
         member.size = len(part)
         tar.addfile(member, io.BytesIO(part))
 
@@ -170,12 +170,7 @@ def _entries(
                 packed.damaged.append(Fault(images.path(index), content.decode(errors="replace")))
             else:
                 label = images.label(index)
-                yield (
-                    f"{packed.images:09d}",
-                    _suffix(content, images.path(index)),
-                    content,
-                    label,
-                    images.classes[label],
-                )
+                key, suffix = f"{packed.images:09d}", _suffix(content, images.path(index))
+                yield key, suffix, content, label, images.classes[label]
                 packed.images += 1
         progress(batch.size)

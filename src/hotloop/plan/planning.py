@@ -243,11 +243,8 @@ def _cannot_trace(error: Exception, job: Job) -> InputError:
         return InputError(f"{name} cannot be traced without numbers", cause, fix)
     message = " ".join(str(error).split())[:300]
     what = f"a step of {name} cannot be traced: torch's tensors without numbers do not run it"
-    return InputError(
-        what,
-        f"{type(error).__name__}: {message}{own_line(error)}",
-        "hotloop train --dry-run with the same job, or mend it",
-    )
+    cause = f"{type(error).__name__}: {message}{own_line(error)}"
+    return InputError(what, cause, "hotloop train --dry-run with the same job, or mend it")
 
 
 def save_seconds(needs: Needs, setup: Setup) -> float:

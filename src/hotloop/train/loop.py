@@ -19,6 +19,7 @@ from hotloop.core.history import History
 from hotloop.core.job import Job
 from hotloop.core.process import most_resident_bytes
 from hotloop.core.run import Run
+from hotloop.core.units import count
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.agreement import Agreement, Wishes
@@ -407,13 +408,13 @@ class Loop:
         self.progress = replace(self.progress, damages={**self.progress.damages, **met})
 
     def _tell_damages(self) -> None:
-        """At the first, and whenever they have doubled: a class that is gone must not wait for the end of the run."""
+        """At the first, and when they have more than doubled: a class that is gone must not wait for the run's end."""
         sources = (self._parts.train, self._parts.val)
         met = [damage for source in sources if source for damage in source.damages.items()]
         if len(met) > 2 * self._damages_told:
             self._damages_told = len(met)
-            (name, reason), files = met[-1], "file" if len(met) == 1 else "files"
-            self._parts.observer.warn(f"{len(met):,} damaged {files} since this start; {name}: {reason}")
+            name, reason = met[-1]
+            self._parts.observer.warn(f"{count(len(met), 'damaged file')} since this start; {name}: {reason}")
 
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""

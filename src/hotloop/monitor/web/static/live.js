@@ -12,8 +12,7 @@ function say(text) {
 
 function cell(text, link, head) {
   const made = document.createElement(head ? "th" : "td");
-  if (head) made.scope = "row";
-  if (head) made.title = text; // long names are cut
+  if (head) Object.assign(made, { scope: "row", title: text }); // the title is whole, where the name is cut
   const inner = link ? made.appendChild(document.createElement("a")) : made;
   if (link) inner.href = link;
   inner.textContent = text;
