@@ -87,11 +87,26 @@ def test_bad_input_is_refused_in_three_lines(
     assert {*tmp_path.iterdir()} - before <= {tmp_path / "own.csv"}
 
 
-def test_what_needs_numbers_is_named(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:
-    done = hotloop("plan", job("tiny:ByNumbers"), expect=2)
-    assert "cannot be traced without numbers" in done.err
+def test_what_needs_numbers_is_named_and_a_step_of_it_made(hotloop: Command, job: Callable[..., str]) -> None:
+    done = hotloop("plan", job("tiny:ByNumbers"), "--json", "--prices", "own.csv", expect=0)
+    why = 'tiny.py, line 120: return functional.mse_loss(outputs, batch["targets"]) * batch'
     assert "_local_scalar_dense" in done.err
-    assert 'tiny.py, line 120: return functional.mse_loss(outputs, batch["targets"]) * batch' in done.err
+    assert f"{why}" in done.err
+    assert "making a step of 4 samples" in done.err
+    found = json.loads(done.out)
+    assert why in found["notes"][0]
+    traced = json.loads(
+        hotloop("plan", job(), "--json", "--prices", "own.csv", "--set", "speed.compile=false", expect=0).out
+    )
+    assert found["memory"]["peak_bytes"] == pytest.approx(traced["memory"]["peak_bytes"], rel=0.01)
+    assert "note: all of this is of a step of few samples" in hotloop("plan", job("tiny:ByNumbers"), expect=0).out
+
+
+def test_what_can_neither_be_traced_nor_made_is_refused(
+    hotloop: Command, job: Callable[..., str], tmp_path: Path
+) -> None:
+    done = hotloop("plan", job("tiny:VectorLoss"), expect=2)
+    assert "can neither be traced nor made here" in done.err
     assert "Traceback" not in done.err
     assert not list(tmp_path.glob("*.txt"))
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hotloop
+from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.plan import trace
 from hotloop.plan.footprint import scaled
+from hotloop.plan.one_step import SAMPLES, OneStep
 from hotloop.plan.trace import Tracer, Way
 
 
@@ -90,12 +92,14 @@ MODELS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 ]
 
 
-def tracer(made: Callable[[], nn.Module], shape: tuple[int, ...], **changes: Any) -> Tracer:
+def tracer(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], kind: type[Tracer] = Tracer, **changes: Any
+) -> Tracer:
     job = Job.model_validate(
         {"task": {"name": "x:Y"}, "data": {"train": "x", "batch_size": 8}, "model": {"name": "m"},
          "optimizer": {"name": "adamw", "learning_rate": 0.1}, "device": "cpu", **changes}
     )  # fmt: skip
-    return Tracer(job, Mean(job, made), Rows(shape))
+    return kind(job, Mean(job, made), Rows(shape))
 
 
 def kept(model: nn.Module, batch: Tensor) -> int:
@@ -214,3 +218,28 @@ def test_rms_norm_is_one_kernel_as_on_a_gpu() -> None:
         return sum(cost.count * cost.bytes for cost in costs)
 
     assert moved(lambda: nn.RMSNorm(256)) == pytest.approx(moved(lambda: nn.LayerNorm(256, bias=False)), rel=0.01)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("made", "shape"), MODELS)
+def test_a_step_that_is_made_is_as_one_that_is_traced(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], precision: str, divided: bool
+) -> None:
+    traced, found = (
+        tracer(made, shape, kind).trace(Way(SAMPLES, precision, divided=divided)) for kind in (Tracer, OneStep)
+    )
+    assert (found.passes, found.flops) == (traced.passes, traced.flops)
+    moved = [sum(cost.bytes * cost.count for cost in one.pass_costs) for one in (found, traced)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.001)  # fakes of a CPU keep another number a channel
+
+
+def test_a_step_that_is_made_has_few_samples_and_is_not_compiled() -> None:
+    found = tracer(perceptron, (256,), OneStep).trace(Way(4096, "bf16", compiled=True))
+    assert found == tracer(perceptron, (256,)).trace(Way(SAMPLES, "bf16"))
+
+
+def test_weights_that_do_not_fit_here_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.plan.one_step.usable_memory_bytes", lambda: 1_000_000)
+    with pytest.raises(InputError, match="weights and gradients take"):
+        tracer(perceptron, (256,), OneStep).trace(Way(8, "fp32"))

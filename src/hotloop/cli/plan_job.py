@@ -202,7 +202,12 @@ def _lines(job: "Job", plan: "Plan") -> list[str]:
     parts = [f"{count(needs.cpus, 'processor')} to decode images"] if needs.cpus else []
     parts += [f"{format_bytes(needs.read_bytes_per_second)}/s of files"] if needs.read_bytes_per_second else []
     parts += [f"{format_bytes(needs.host_bytes)} of memory", f"checkpoints of {format_bytes(needs.checkpoint_bytes)}"]
-    return [*lines, f"  host     {', '.join(parts)}"]
+    lines.append(f"  host     {', '.join(parts)}")
+    return [*lines, f"note: {_untraced(plan)}"] if plan.untraced else lines
+
+
+def _untraced(plan: "Plan") -> str:
+    return f"all of this is of a step of few samples that was made here: the model cannot be traced ({plan.untraced})"
 
 
 def _print_ways(ways: "Sequence[Setup]") -> None:
@@ -297,7 +302,10 @@ def _content(
         "options": [_option(one) for one in options],
         "spot": spot,
         "needs": asdict(plan.needs),
-        "notes": [note.removeprefix("note: ") for note in _price_notes(offers) if note.startswith("note: ")],
+        "notes": [
+            *([_untraced(plan)] if plan.untraced else []),
+            *(note.removeprefix("note: ") for note in _price_notes(offers) if note.startswith("note: ")),
+        ],
     }  # fmt: skip
 
 

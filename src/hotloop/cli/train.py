@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hotloop.core.environment import TRAINING
+from hotloop.core.environment import for_training
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.installed import require_torch
 from hotloop.core.job import Job
@@ -109,8 +109,7 @@ def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
 
 def set_environment() -> None:
     """Set what is read once, when torch is imported or the GPU is first used; what is set already stays."""
-    for name, value in TRAINING.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(for_training(os.environ))
 
 
 def _processes(job: Job, nodes: int) -> int:

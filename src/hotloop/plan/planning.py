@@ -17,6 +17,7 @@ from hotloop.data.images import ImageFiles
 from hotloop.doctor.expect import decode_rate
 from hotloop.plan.cards import Card, cards, table
 from hotloop.plan.footprint import Footprint, State
+from hotloop.plan.one_step import SAMPLES, OneStep
 from hotloop.plan.options import Option, Setup, Workload, largest_batch, priced, setup_for
 from hotloop.plan.prices import Offer
 from hotloop.plan.trace import Tracer
@@ -80,6 +81,7 @@ class Plan:
         asked: for the card that was named; largest_batch: of one of its GPUs that fits.
         ways: others for that card: with recomputation, other precisions, more GPUs.
         options: for all instances, not sorted.
+        untraced: why the model could not be traced, so that all is of a step of few samples that was made here.
     """
 
     parameters: int
@@ -93,19 +95,20 @@ class Plan:
     ways: tuple[Setup, ...]
     options: tuple[Option, ...]
     needs: Needs
+    untraced: str = ""
 
 
 def plan_job(
     job: Job, request: Request, notify: Callable[[str], None], measure: Callable[[Job], float] | None = None
 ) -> Plan:
-    """Plan a job. 3 to 10 s on two cores; no GPU is used and no weights are made.
+    """Plan a job. 3 to 10 s on two cores; no GPU is used, and no weights are made but for what cannot be traced.
 
     Args:
         notify: told what is begun, once job and data are known to be usable.
         measure: gives the seconds of a step on this machine's GPUs, which are of the card that is asked.
 
     Raises:
-        InputError: the job, its data or its model cannot be used, or the model cannot be traced.
+        InputError: the job, its data or its model cannot be used.
     """
     task = load_task(job.model_copy(update={"device": "cpu"}))
     dataset = _data(task)
@@ -113,24 +116,40 @@ def plan_job(
     work, ways = _workload(job, task, dataset, steps)
     notify(f"tracing {job.model.name} ...")
     try:
-        if measure:
-            predicted = setup_for(work, ways, request.card, request.gpus).time.seconds
-            work = replace(work, scale=measure(job) / predicted, source="measured")
-        asked = setup_for(work, ways, request.card, request.gpus)
-        most = largest_batch(work, ways, asked)
-        options = tuple(_options(work, ways, request.offers))
-        others = tuple({one.key: one for one in _others(work, ways, request) if one.key != asked.key}.values())
-        footprint = ways.footprint(asked.way)
+        return _planned(work, ways, request, dataset, measure)
     except HotloopError:
         raise
     except Exception as error:
-        raise _cannot_trace(error, job) from error
+        untraced = _reason(error)
+    notify(f"it cannot be traced ({untraced}); making a step of {SAMPLES} samples ...")
+    try:
+        made = Ways(OneStep(job, task, dataset), ways.least)
+        return replace(_planned(replace(work, compiled=False), made, request, dataset, measure), untraced=untraced)
+    except HotloopError:
+        raise
+    except Exception as error:
+        raise _cannot_plan(error, job) from error
+
+
+def _planned(
+    work: Workload, ways: Ways, request: Request, dataset: Dataset, measure: Callable[[Job], float] | None
+) -> Plan:
+    """Raises what tracing does."""
+    job = work.job
+    if measure:
+        predicted = setup_for(work, ways, request.card, request.gpus).time.seconds
+        work = replace(work, scale=measure(job) / predicted, source="measured")
+    asked = setup_for(work, ways, request.card, request.gpus)
+    most = largest_batch(work, ways, asked)
+    options = tuple(_options(work, ways, request.offers))
+    others = tuple({one.key: one for one in _others(work, ways, request) if one.key != asked.key}.values())
+    footprint = ways.footprint(asked.way)
     chosen = [offer for offer in request.offers if (offer.card, offer.gpus) == (request.card.key, request.gpus)]
     here = priced(work, asked, chosen[0] if chosen else None)
     flops = footprint.flops / footprint.batch * job.data.batch_size * job.train.accumulate
     return Plan(
-        ways.state.parameters, request.samples or len(dataset), steps, job.train.epochs, work.compiled, flops, here,
-        most, others, options, _needs(job, dataset, ways.state, footprint, asked),
+        ways.state.parameters, request.samples or len(dataset), work.steps, job.train.epochs, work.compiled, flops,
+        here, most, others, options, _needs(job, dataset, ways.state, footprint, asked),
     )  # fmt: skip
 
 
@@ -234,17 +253,24 @@ def _sample_bytes(dataset: ImageFiles) -> float | None:
     return sum(sizes) / len(sizes)
 
 
-def _cannot_trace(error: Exception, job: Job) -> InputError:
-    """Which operation stands in the way, and what to do."""
-    name = job.model.name if job.task.name in TASKS else job.task.name
+def _reason(error: Exception) -> str:
+    """Which operation stands in the way of tracing, and where."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        cause = f"{error.func} gives what depends on the numbers themselves{own_line(error)}"
-        fix = "measure it on a machine with a GPU: hotloop tune with the same job"
-        return InputError(f"{name} cannot be traced without numbers", cause, fix)
+        return f"{error.func} gives what depends on the numbers themselves{own_line(error)}"
+    return _told(error)
+
+
+def _cannot_plan(error: Exception, job: Job) -> InputError:
+    name = job.model.name if job.task.name in TASKS else job.task.name
+    return InputError(
+        f"a step of {name} can neither be traced nor made here", _told(error),
+        "hotloop train --dry-run with the same job, or mend it",
+    )  # fmt: skip
+
+
+def _told(error: Exception) -> str:
     message = " ".join(str(error).split())[:300]
-    what = f"a step of {name} cannot be traced: torch's tensors without numbers do not run it"
-    cause = f"{type(error).__name__}: {message}{own_line(error)}"
-    return InputError(what, cause, "hotloop train --dry-run with the same job, or mend it")
+    return f"{type(error).__name__}: {message}{own_line(error)}"
 
 
 def save_seconds(needs: Needs, setup: Setup) -> float:

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -58,6 +59,7 @@ class Tracer:
         self._job = job.model_copy(update={"device": "cpu", "speed": speed})
         self._task = copy.copy(task)
         self._task.job = self._job
+        self._dataset = dataset
         self._fields = sample_fields(dataset, job.seed)
         self._captured: dict[Way, _Captured] = {}
 
@@ -77,14 +79,14 @@ class Tracer:
         """
         found = self._compiled(way) if way.compiled else self._run(way)
         moments, costs = found.whole()
-        with faked():
+        with self._tensors():
             batch_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._inputs(way.batch).values())
         return Footprint(self.state, way.batch, float(batch_bytes), moments, costs)
 
     def _run(self, way: Way) -> "_Steps":
         """As it stands, operator by operator."""
         model = self._model(way.activations)
-        with faked(), as_on_gpu():
+        with self._tensors(), as_on_gpu():
             whole, inputs = self._whole(model, way), self._inputs(way.batch)
             flows = [_flows(whole, inputs) for _ in _shortened(model)]
         return _Steps(flows, len(repeated_blocks(model)))
@@ -104,22 +106,32 @@ class Tracer:
     def _capture(self, way: Way) -> "_Captured":
         model = self._model("keep")
         _mark(repeated_blocks(model))
-        with faked(), as_on_gpu():
+        with self._tensors(), as_on_gpu():
             whole, inputs = self._whole(model, way), self._inputs(way.batch)
             return _Captured(model, [_joint(whole, inputs, without) for without in _shortened(model)])
 
     def _whole(self, model: nn.Module, way: Way) -> "_Whole":
-        fake_weights(model, FORMATS.get(way.precision) if way.divided else None)
+        self._put_weights(model, FORMATS.get(way.precision) if way.divided else None)
         return _Whole(model, self._task, way)
 
     def _model(self, activations: str) -> nn.Module:
-        with drawn_from(self._job.seed), torch.device("meta"):
+        with drawn_from(self._job.seed), torch.device(self._device):
             model = self._task.model()
             if activations != "keep":
                 for block in repeated_blocks(model):
                     wrap_forward(block, _on_gpu_again)
                 recompute_activations(model, activations)
         return model
+
+    _device = "meta"
+
+    def _tensors(self) -> AbstractContextManager[None]:
+        """Within, tensors are made."""
+        return faked()
+
+    def _put_weights(self, model: nn.Module, dtype: torch.dtype | None) -> None:
+        """Give the model weights that can be computed with, in this format; None: in their own."""
+        fake_weights(model, dtype)
 
     def _inputs(self, batch: int) -> dict[str, Tensor]:
         inputs = {

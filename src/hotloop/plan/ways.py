@@ -15,11 +15,14 @@ class Ways:
 
     Args:
         least: the smallest batch that the model can be given.
+
+    Attributes:
+        least: the same.
     """
 
     def __init__(self, tracer: Tracer, least: int) -> None:
         self._tracer = tracer
-        self._least = least
+        self.least = least
         self._traced: dict[Way, Footprint] = {}
 
     @property
@@ -34,7 +37,7 @@ class Ways:
             InputError: activations cannot be recomputed.
             Exception: as `Tracer.trace`.
         """
-        batch, kind = max(way.batch, self._least), replace(way, batch=0)
+        batch, kind = max(way.batch, self.least), replace(way, batch=0)
         if kind not in self._traced:
             self._traced[kind] = self._tracer.trace(replace(way, batch=batch))
         found = self._traced[kind]
@@ -52,4 +55,4 @@ class Ways:
         def too_large(batch: int) -> bool:
             return not fits(self.footprint(replace(way, batch=batch)))
 
-        return bisect_left(range(self._least, _MOST), True, key=too_large) + self._least - 1
+        return bisect_left(range(self.least, _MOST), True, key=too_large) + self.least - 1

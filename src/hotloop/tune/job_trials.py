@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from hotloop.core.environment import TRAINING
+from hotloop.core.environment import for_training
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.tuning import Settings, Value
@@ -56,7 +56,7 @@ class JobTrials:
         # By the driver's own library; CUDA's, once asked whether there are GPUs, does not work in forks.
         # https://docs.pytorch.org/docs/stable/notes/cuda.html
         asked = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self._zygote = Zygote("hotloop.tune.trial", {**TRAINING, **environment, **asked})
+        self._zygote = Zygote("hotloop.tune.trial", {**for_training(environment), **asked})
 
     def __enter__(self) -> "JobTrials":
         return self
@@ -75,7 +75,7 @@ class JobTrials:
         raw["data"].pop("val", None)
         arguments = (raw, folder, int(settings.get("threads", 0)))
         with removed_if_it_fails(folder):
-            child = self._zygote.fork("train", arguments, {**TRAINING, **self._environment}, folder / OUTPUT)
+            child = self._zygote.fork("train", arguments, for_training(self._environment), folder / OUTPUT)
         return Running(child, folder)
 
 
