@@ -14,6 +14,7 @@ Goals: memory off by at most 3 % (median) and 10 % (worst), "fits" never wrong; 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from record import RESULTS, add_device, record, source
 
+from hotloop.core.environment import for_training
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 
@@ -174,7 +176,7 @@ def compare(card: str) -> dict[str, Any]:
             rows.append((case, {"from": "plan_measured", **found}))
     cases = {}
     for case, real in rows:
-        memory, seconds, fits = planned(case, card)
+        memory, seconds, fits = planned(case, real.get("card", card))
         named = f"{case.name} ({real['from']})"
         cases[named] = {
             **real, "planned_gib": memory, "planned_seconds": seconds, "fits": fits,
@@ -186,7 +188,7 @@ def compare(card: str) -> dict[str, Any]:
             cases[named]["time_off"] = seconds / real["seconds"] - 1
             told += f", {cases[named]['time_off']:+.1%} time"
         print(told, file=sys.stderr)
-    return {"card": card, "cases": cases, "off": off(cases), "goals": {"memory": 0.03, "worst": 0.1, "time": 0.2}}
+    return {"cases": cases, "off": off(cases), "goals": {"memory": 0.03, "worst": 0.1, "time": 0.2}}
 
 
 def off(cases: dict[str, Any]) -> dict[str, Any]:
@@ -243,6 +245,8 @@ def train_case(number: int, device: str, folder: Path, pretend: bool) -> None:
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
         if world.rank == 0:
             told = {"peak_gib": peak / GIB, "seconds": None if pretend else statistics.median(seconds)}
+            if device == "cuda":
+                told["card"] = torch.cuda.get_device_name()
             print(json.dumps(told))
 
 
@@ -274,7 +278,7 @@ def tiny(case: Case, divided: bool = False) -> Case:
     return small if divided else replace(small, gpus=1, parallel="none")
 
 
-def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
+def measure(device: str, gpus: int, pretend: bool, only: str) -> Iterator[dict[str, Any]]:
     """Each case that this source has not had, for as many GPUs, in a process of its own; all there are after each.
 
     DDP cannot be pretended: its reducer takes a gradient's sum from the group.
@@ -286,7 +290,7 @@ def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
     if earlier.exists():
         cases = json.loads(earlier.read_text())["cases"]
     for number, case in sorted(enumerate(grid()), key=lambda one: one[1].compiled):
-        chosen = case.parallel == "fsdp" if pretend else case.gpus == gpus
+        chosen = only in case.name and (case.parallel == "fsdp" if pretend else case.gpus == gpus)
         if not chosen or cases.get(case.name, {}).get("source_sha256") == source():
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -294,7 +298,10 @@ def measure(device: str, gpus: int, pretend: bool) -> Iterator[dict[str, Any]]:
             script += ["--pretend"] if pretend else []
             alone = gpus == 1 or pretend
             start = [sys.executable] if alone else [sys.executable, "-m", "torch.distributed.run", f"--nproc={gpus}"]
-            done = subprocess.run([*start, *script], capture_output=True, text=True, timeout=300, check=False)
+            environment = for_training(os.environ)
+            done = subprocess.run(
+                [*start, *script], capture_output=True, text=True, timeout=300, check=False, env=environment
+            )
         if done.returncode:
             print(f"{case.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
             continue
@@ -311,14 +318,15 @@ def main() -> None:
     parser.add_argument("--pretend", action="store_true", help="one GPU for several")
     parser.add_argument("--case", type=int, help="train this one, for --measure")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--card", default="H200")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names are measured")
+    parser.add_argument("--card", default="H200", help="of records that do not name theirs")
     parser.add_argument("--record", action="store_true", help="what is compared; what is measured always is")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.case is not None:
         train_case(options.case, options.device, options.folder, options.pretend)
         return
-    measured = measure(options.device, options.gpus, options.pretend)
+    measured = measure(options.device, options.gpus, options.pretend, options.only)
     found = measured if options.measure else iter([compare(options.card)])
     for content in found:
         if options.device == "cuda" if options.measure else options.record:

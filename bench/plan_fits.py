@@ -8,6 +8,7 @@ trains some steps with it as `hotloop train` sets it up; then with more, until i
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,9 @@ from typing import Any
 
 from plan_accuracy import Case, batch_of, job_of, tiny
 from record import add_device, of_this_source, record
+
+from hotloop.core.environment import for_training
+from hotloop.core.machine import read_machine
 
 GIB = 2**30
 STEPS = 8
@@ -67,7 +71,6 @@ def train(case: Case, device: str, folder: Path) -> None:
     """Some steps; prints what they took."""
     import torch
 
-    from hotloop.core.machine import read_machine
     from hotloop.train.prepare import prepare
 
     notices: list[str] = []
@@ -111,7 +114,9 @@ def tried(case: Case, gib: float, device: str) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as folder, held(gib, device):
         asked = json.dumps({name: getattr(case, name) for name in case.__dataclass_fields__})
         script = [sys.executable, __file__, "--train", asked, "--device", device, "--folder", folder]
-        done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            script, capture_output=True, text=True, timeout=300, check=False, env=for_training(os.environ)
+        )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         if "out of memory" not in done.stderr and "OutOfMemory" not in done.stderr:
@@ -125,7 +130,8 @@ def tried(case: Case, gib: float, device: str) -> dict[str, Any] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser)
-    parser.add_argument("--card", default="H200")
+    here = next((gpu.name for gpu in read_machine().gpus), "H200")
+    parser.add_argument("--card", default=here)
     parser.add_argument("--hold", type=float, help="what a process of this bench does")
     parser.add_argument("--train", type=json.loads, help="what a process of this bench does")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names")

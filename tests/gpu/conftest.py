@@ -1,12 +1,17 @@
 """Fixtures of the tests on a GPU."""
 
 import fcntl
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hotloop.core.environment import for_training
+
+os.environ.update(for_training(os.environ))  # as in `hotloop train`: read when the GPU is first used
 
 
 @pytest.fixture(autouse=True)
