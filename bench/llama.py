@@ -145,14 +145,14 @@ def by_hand(rank: int, sizes: Sizes, port: int, file: str) -> None:
     distributed.destroy_process_group()
 
 
-def trained(sizes: Sizes, folder: Path, number: int) -> float:
+def trained(sizes: Sizes, folder: Path, number: int, precision: str) -> float:
     """Tokens/s of `hotloop train`, by the clock between two steps."""
-    run = folder / f"run-{number}"
+    run = folder / f"run-{precision}-{number}"
     arguments = {"layers": sizes.layers, "width": sizes.width, "heads": sizes.heads, "kv_heads": sizes.kv_heads}
     job: dict[str, Any] = {
         "device": sizes.device,
         "parallel": "fsdp",
-        "precision": "bf16",
+        "precision": precision,
         "task": {"name": "tokens", "context": sizes.context, "vocabulary": sizes.vocabulary},
         "data": {"train": str(folder / "tokens.npy"), "batch_size": sizes.ranks, "last_batch": "drop"},
         "model": {"name": "llama-3-8b", "arguments": {**arguments, "hidden": sizes.hidden}},
@@ -206,7 +206,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device, arguments.layers)
-    rates: dict[str, list[float]] = {"hotloop": [], "by_hand": []}
+    kinds = {"hotloop": "bf16"} | ({"hotloop, float8": "float8"} if sizes.device == "cuda" else {})
+    rates: dict[str, list[float]] = {name: [] for name in (*kinds, "by_hand")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = (_WINDOWS + 1) * sizes.steps * sizes.ranks * sizes.context + 1
@@ -216,8 +217,9 @@ def main() -> None:
             file = folder / f"by-hand-{number}.json"
             multiprocessing.spawn(by_hand, (sizes, 29_600 + number, str(file)), nprocs=sizes.ranks)
             rates["by_hand"].append(json.loads(file.read_text())["tokens_per_second"])
-            rates["hotloop"].append(trained(sizes, folder, number))
-            print(rates, file=sys.stderr, flush=True)
+            for name, precision in kinds.items():
+                rates[name].append(trained(sizes, folder, number, precision))
+                print(rates, file=sys.stderr, flush=True)
     ratios = [ours / theirs for ours, theirs in zip(rates["hotloop"], rates["by_hand"], strict=True)]
     each = {name: [rate / sizes.ranks for rate in found] for name, found in rates.items()}
     speeds = {name: Figure.of(found, "tokens/s/GPU").__dict__ for name, found in each.items()}
@@ -225,8 +227,12 @@ def main() -> None:
         "ranks": sizes.ranks,
         "layers": sizes.layers,
         **speeds,
+        "goals": {"ratio": 1.03, "float8": 1.2},
         "ratio": Figure.of(ratios, "of by hand").__dict__,
     }
+    if "hotloop, float8" in rates:
+        quicker = [a / b for a, b in zip(rates["hotloop, float8"], rates["hotloop"], strict=True)]
+        content["float8"] = Figure.of(quicker, "of bf16").__dict__
     if sizes.device == "cuda":
         publish("llama", content, arguments.json)
     else:

@@ -100,6 +100,7 @@ def grid() -> list[Case]:
         replace(llama, gpus=2, parallel="fsdp", batch=4, compiled=False),
         large,
         replace(large, batch=4, activations="blocks"),
+        replace(llama, gpus=4, parallel="fsdp+tp", batch=4),
         Case("llama-3-8b", 4, context=8192, vocabulary=128256, gpus=4, parallel="fsdp", activations="blocks"),
     ]
     return images + texts + several
