@@ -1,10 +1,17 @@
 """`hotloop data`, as a user calls it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from command import Command
+from pictures import write_image
 
 
 def test_a_check_names_what_is_damaged_and_fails(
@@ -71,3 +78,23 @@ def test_packed_images_can_be_checked(hotloop: Command, make_images: Callable[..
     assert (found["images"], found["error"]) == (6, False)
     again = hotloop("data", "pack", folder, shards)
     assert (again.code, again.err.count("\n")) == (2, 3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_packing_that_is_ended_leaves_nothing(
+    number: signal.Signals, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_images(each=2)
+    large = write_image(folder / "class0/large.jpg", 1, (2000, 2000))
+    for copy in range(2000):  # half a minute's work
+        os.link(large, folder / f"class0/{copy}.jpg")
+    command = [sys.executable, "-m", "hotloop", "data", "pack", str(folder), str(tmp_path / "shards"), "--workers", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
+    ) as child:  # it hears them also where these tests run under nohup
+        while not (tmp_path / ".shards.tmp").exists() and child.poll() is None:
+            time.sleep(0.05)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (128 + number, "")
+    assert list(tmp_path.iterdir()) == [folder]

@@ -1,6 +1,8 @@
 """`hotloop data`."""
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -104,6 +106,7 @@ def pack(
     else:
         settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed)
         processes = read_machine().cpus if workers is None else workers
+        _end_on_signals()
         with _Bar(len(images)) as bar:
             packed = pack_images(images, folder, settings, processes, bar.advance)
     if as_json:
@@ -117,6 +120,20 @@ def pack(
     for line in _named("damaged, left out", [f"{one.path}: {one.reason}" for one in packed.damaged]):
         click.echo(line)
     return int(bool(packed.damaged))
+
+
+def _end_on_signals() -> None:
+    """What a scheduler or a closed terminal sends ends the command as Ctrl-C does: what is half written is removed."""
+
+    def end(number: int, frame: object) -> None:
+        for each in heard:  # a second one, as schedulers send, would end the removal
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    # nohup's stay so
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    for each in heard:
+        signal.signal(each, end)
 
 
 class _Bar:
