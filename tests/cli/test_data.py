@@ -59,6 +59,19 @@ def test_a_folder_that_is_given_twice_is_an_error(hotloop: Command, make_images:
     assert finished.err.count("\n") == 3
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("images", "./images/"), ("images", "link"), ("link/../images", "images"), ("s3://b/train", "s3://b/train/")],
+)
+def test_a_place_that_is_given_twice_by_other_spellings_is_an_error(
+    first: str, second: str, hotloop: Command, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(make_images(each=2))
+    finished = hotloop("data", "check", first, second, expect=2)
+    assert finished.err.startswith(f"error: {second} is given twice, before as {first}\n")
+    assert finished.err.count("\n") == 3
+
+
 def test_shards_do_not_become_a_class_of_what_they_are_made_of(
     hotloop: Command, make_images: Callable[..., Path]
 ) -> None:

@@ -46,8 +46,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     from hotloop.data.check import check_images
     from hotloop.data.image_list import find_images
 
-    if doubled := [place for number, place in enumerate(locations) if place in locations[:number]]:
-        raise InputError(f"{doubled[0]} is given twice", "every image of it would have an equal one", "name it once")
+    _check_once(locations)
     sets = [find_images(location, key="") for location in locations]
     processes = read_machine().cpus if workers is None else workers
     if page and not page.parent.is_dir():
@@ -120,6 +119,18 @@ def pack(
     for line in _named("damaged, left out", [f"{one.path}: {one.reason}" for one in packed.damaged]):
         click.echo(line)
     return int(bool(packed.damaged))
+
+
+def _check_once(locations: Sequence[str]) -> None:
+    """Refuse data that are given twice, however they are spelled; places in object storage compare as paths do."""
+    seen: dict[Path, str] = {}
+    for location in locations:
+        place = Path(location).resolve()
+        if place in seen:
+            spelled = "" if seen[place] == location else f", before as {seen[place]}"
+            what = f"{location} is given twice{spelled}"
+            raise InputError(what, "every image of it would have an equal one", "name it once")
+        seen[place] = location
 
 
 def _end_on_signals() -> None:
