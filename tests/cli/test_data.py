@@ -72,6 +72,16 @@ def test_a_place_that_is_given_twice_by_other_spellings_is_an_error(
     assert finished.err.count("\n") == 3
 
 
+def test_names_break_no_lines(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
+    name = "a\nb\x1b[2J\udcff é.png"
+    (make_images(each=2) / "class0" / name).write_bytes(b"")
+    line = r"  images/class0/a\nb\x1b[2J\udcff é.png: the file is empty"
+    assert line in hotloop("data", "check", "images", "--workers", "0", expect=1).out.splitlines()
+    assert line in hotloop("data", "pack", "images", "shards", "--workers", "0", expect=1).out.splitlines()
+    found = json.loads(hotloop("data", "check", "images", "--workers", "0", "--json", expect=1).out)
+    assert found["damaged"][0]["path"] == f"images/class0/{name}"
+
+
 def test_shards_do_not_become_a_class_of_what_they_are_made_of(
     hotloop: Command, make_images: Callable[..., Path]
 ) -> None:
