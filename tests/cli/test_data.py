@@ -72,6 +72,19 @@ def test_a_place_that_is_given_twice_by_other_spellings_is_an_error(
     assert finished.err.count("\n") == 3
 
 
+def test_files_that_are_passed_over_are_counted_and_named(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    folder = make_images(each=2)
+    (folder / ".thumbnails").mkdir()
+    names = [".thumbnails/a.png", "beside.png", "class0/.b.png", *(f"class1/{number}.heic" for number in range(9))]
+    for name in names:
+        (folder / name).touch()
+    lines = hotloop("data", "check", "./images/", "--workers", "0", expect=0).out.splitlines()
+    at = lines.index("passed over: hidden, of another suffix, or in no class folder: 12")
+    assert lines[at + 1 : at + 10] == [*(f"  images/{name}" for name in names[:8]), "  and 4 more; --json names them"]
+    found = json.loads(hotloop("data", "check", "images", "--workers", "0", "--json", expect=0).out)
+    assert (found["passed_over"], found["images"]) == ([f"images/{name}" for name in names], 4)
+
+
 def test_names_break_no_lines(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
     name = "a\nb\x1b[2J\udcff é.png"
     (make_images(each=2) / "class0" / name).write_bytes(b"")

@@ -38,7 +38,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 
     LOCATIONs are folders of class folders or lists, as a job names them; give training and validation data together,
     and images that are in both are found. Damaged files, equal files and contradicting labels, names that say another
-    format, tiny and huge images, uneven classes.
+    format, tiny and huge images, uneven classes; files in a folder that are not taken for images.
 
     Exits with 1 if something has to be mended: damage, contradicting labels, or images in two data sets.
     """
@@ -191,6 +191,7 @@ def _lines(findings: "Findings") -> Iterator[str]:
         ("huge", findings.huge),
     ):
         yield from _named(title, [f"{fault.path}: {fault.reason}" for fault in found])
+    yield from _named("passed over: hidden, of another suffix, or in no class folder", findings.passed_over)
     for location, ratio in findings.uneven.items():
         yield f"uneven: the largest class of {location} has {ratio:.0f} times as many images as the smallest"
     if not findings.is_error:

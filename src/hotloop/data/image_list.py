@@ -146,6 +146,22 @@ def find_images(
     return replace(found, classes=names, labels=_renumbered(listing, names, location))
 
 
+def passed_over(images: ImageList) -> list[str]:
+    """Files below the folder that images were found in and that are none of them, in order of name: hidden, of another
+    suffix, or in no class folder. None of a list, which names what is meant, and none in object storage.
+    """
+    if not os.path.isdir(images.origin):
+        return []
+    taken = {images.path(number) for number in range(len(images))}
+    if images.spans:
+        taken = {os.path.join(images.base, name) for name in images.spans.shards}
+    found: list[str] = []
+    for folder, folders, names in os.walk(images.base, followlinks=True):
+        folders[:] = [name for name in folders if not _leads_up(os.path.join(folder, name))]
+        found += (path for name in names if (path := os.path.join(folder, name)) not in taken)
+    return sorted(found)
+
+
 def _how_to_scan(location: str, key: str) -> tuple[Path, Callable[[Path], Listing]]:
     """What names are relative to, and how they are found."""
     root = Path(location)
