@@ -1,10 +1,17 @@
 """`hotloop data`, as a user calls it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from command import Command
+from pictures import write_image
 
 
 def test_a_check_names_what_is_damaged_and_fails(
@@ -52,6 +59,42 @@ def test_a_folder_that_is_given_twice_is_an_error(hotloop: Command, make_images:
     assert finished.err.count("\n") == 3
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("images", "./images/"), ("images", "link"), ("link/../images", "images"), ("s3://b/train", "s3://b/train/")],
+)
+def test_a_place_that_is_given_twice_by_other_spellings_is_an_error(
+    first: str, second: str, hotloop: Command, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(make_images(each=2))
+    finished = hotloop("data", "check", first, second, expect=2)
+    assert finished.err.startswith(f"error: {second} is given twice, before as {first}\n")
+    assert finished.err.count("\n") == 3
+
+
+def test_files_that_are_passed_over_are_counted_and_named(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    folder = make_images(each=2)
+    (folder / ".thumbnails").mkdir()
+    names = [".thumbnails/a.png", "beside.png", "class0/.b.png", *(f"class1/{number}.heic" for number in range(9))]
+    for name in names:
+        (folder / name).touch()
+    lines = hotloop("data", "check", "./images/", "--workers", "0", expect=0).out.splitlines()
+    at = lines.index("passed over: hidden, of another suffix, or in no class folder: 12")
+    assert lines[at + 1 : at + 10] == [*(f"  images/{name}" for name in names[:8]), "  and 4 more; --json names them"]
+    found = json.loads(hotloop("data", "check", "images", "--workers", "0", "--json", expect=0).out)
+    assert (found["passed_over"], found["images"]) == ([f"images/{name}" for name in names], 4)
+
+
+def test_names_break_no_lines(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
+    name = "a\nb\x1b[2J\udcff é.png"
+    (make_images(each=2) / "class0" / name).write_bytes(b"")
+    line = r"  images/class0/a\nb\x1b[2J\udcff é.png: the file is empty"
+    assert line in hotloop("data", "check", "images", "--workers", "0", expect=1).out.splitlines()
+    assert line in hotloop("data", "pack", "images", "shards", "--workers", "0", expect=1).out.splitlines()
+    found = json.loads(hotloop("data", "check", "images", "--workers", "0", "--json", expect=1).out)
+    assert found["damaged"][0]["path"] == f"images/class0/{name}"
+
+
 def test_shards_do_not_become_a_class_of_what_they_are_made_of(
     hotloop: Command, make_images: Callable[..., Path]
 ) -> None:
@@ -71,3 +114,23 @@ def test_packed_images_can_be_checked(hotloop: Command, make_images: Callable[..
     assert (found["images"], found["error"]) == (6, False)
     again = hotloop("data", "pack", folder, shards)
     assert (again.code, again.err.count("\n")) == (2, 3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_packing_that_is_ended_leaves_nothing(
+    number: signal.Signals, make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_images(each=2)
+    large = write_image(folder / "class0/large.jpg", 1, (2000, 2000))
+    for copy in range(2000):  # half a minute's work
+        os.link(large, folder / f"class0/{copy}.jpg")
+    command = [sys.executable, "-m", "hotloop", "data", "pack", str(folder), str(tmp_path / "shards"), "--workers", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
+    ) as child:  # it hears them also where these tests run under nohup
+        while not (tmp_path / ".shards.tmp").exists() and child.poll() is None:
+            time.sleep(0.05)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (128 + number, "")
+    assert list(tmp_path.iterdir()) == [folder]

@@ -10,7 +10,7 @@ from pictures import write_image
 from PIL import Image
 
 from hotloop.data.check import Findings, check_images
-from hotloop.data.image_list import find_images
+from hotloop.data.image_list import find_images, passed_over
 from hotloop.data.pack import PackSettings, pack_images
 from hotloop.pages.data import render_findings
 
@@ -130,6 +130,17 @@ def test_photographs_that_viewers_turn_are_named(tmp_path: Path) -> None:
     Image.new("RGB", (60, 41)).save(tmp_path / "a/turned.jpg", exif=exif)
     findings = check_images([find_images(str(tmp_path))], 0, LIMIT)
     assert [(Path(odd.path).name, odd.reason) for odd in findings.rotated] == [("turned.jpg", "EXIF orientation 6")]
+
+
+def test_nothing_but_what_is_beside_shards_is_passed_over(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    folder, shards = make_images(each=2), tmp_path / "shards"
+    (folder / "class0/up").symlink_to(folder)
+    (folder / "list.csv").write_text("path,label\nclass0/000.png,a\nclass1/000.png,b\n")
+    pack_images(find_images(str(folder)), shards, PackSettings(), 0)
+    (shards / "README.md").touch()
+    locations = (f"{shards}/", f"{shards}/000000.tar", f"{folder}/list.csv", str(folder))
+    found = [passed_over(find_images(location)) for location in locations]
+    assert found == [[str(shards / "README.md")], [], [], [str(folder / "list.csv")]]
 
 
 def test_the_page_shows_images_of_shards_too(make_images: Callable[..., Path], tmp_path: Path) -> None:

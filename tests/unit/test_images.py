@@ -135,6 +135,17 @@ def test_a_space_after_a_comma_makes_no_other_class(tmp_path: Path) -> None:
     assert [images.label(number) for number in range(3)] == [0, 0, 1]
 
 
+def test_blanks_around_the_cells_of_a_list_do_not_count_but_in_the_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "3.png ").touch()
+    (tmp_path / "list.csv").write_text('path , label \n1.png ,cat \n" 2.png",cat\t\n3.png ,dog\n')
+    images = find_images(str(tmp_path / "list.csv"))
+    assert list(images.names) == ["1.png", "2.png", "3.png "]
+    assert images.classes == ("cat", "dog")
+    (tmp_path / "list.csv").write_text('path,label\n1.png," "\n')
+    with pytest.raises(InputError, match='label is ""'):
+        find_images(str(tmp_path / "list.csv"))
+
+
 def test_a_label_that_training_does_not_have_is_refused(make_images: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match='label "class1"'):
         find_images(str(make_images(classes=2)), classes=("class0", "other"))

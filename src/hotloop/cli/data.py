@@ -1,6 +1,8 @@
 """`hotloop data`."""
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +38,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 
     LOCATIONs are folders of class folders or lists, as a job names them; give training and validation data together,
     and images that are in both are found. Damaged files, equal files and contradicting labels, names that say another
-    format, tiny and huge images, uneven classes.
+    format, tiny and huge images, uneven classes; files in a folder that are not taken for images.
 
     Exits with 1 if something has to be mended: damage, contradicting labels, or images in two data sets.
     """
@@ -44,8 +46,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     from hotloop.data.check import check_images
     from hotloop.data.image_list import find_images
 
-    if doubled := [place for number, place in enumerate(locations) if place in locations[:number]]:
-        raise InputError(f"{doubled[0]} is given twice", "every image of it would have an equal one", "name it once")
+    _check_once(locations)
     sets = [find_images(location, key="") for location in locations]
     processes = read_machine().cpus if workers is None else workers
     if page and not page.parent.is_dir():
@@ -60,7 +61,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
         click.echo(json.dumps({**asdict(findings), "error": findings.is_error}))
     else:
         for line in _lines(findings):
-            click.echo(line)
+            click.echo(_printable(line))
         if page:
             click.echo(f"page: {page}")
     return int(findings.is_error)
@@ -104,6 +105,7 @@ def pack(
     else:
         settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed)
         processes = read_machine().cpus if workers is None else workers
+        _end_on_signals()
         with _Bar(len(images)) as bar:
             packed = pack_images(images, folder, settings, processes, bar.advance)
     if as_json:
@@ -115,8 +117,34 @@ def pack(
         return 0
     click.echo(f"{amount} in {count(len(packed.shards), 'shard')}: {folder}")
     for line in _named("damaged, left out", [f"{one.path}: {one.reason}" for one in packed.damaged]):
-        click.echo(line)
+        click.echo(_printable(line))
     return int(bool(packed.damaged))
+
+
+def _check_once(locations: Sequence[str]) -> None:
+    """Refuse data that are given twice, however they are spelled; places in object storage compare as paths do."""
+    seen: dict[Path, str] = {}
+    for location in locations:
+        place = Path(location).resolve()
+        if place in seen:
+            spelled = "" if seen[place] == location else f", before as {seen[place]}"
+            what = f"{location} is given twice{spelled}"
+            raise InputError(what, "every image of it would have an equal one", "name it once")
+        seen[place] = location
+
+
+def _end_on_signals() -> None:
+    """What a scheduler or a closed terminal sends ends the command as Ctrl-C does: what is half written is removed."""
+
+    def end(number: int, frame: object) -> None:
+        for each in heard:  # a second one, as schedulers send, would end the removal
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    # nohup's stay so
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    for each in heard:
+        signal.signal(each, end)
 
 
 class _Bar:
@@ -163,6 +191,7 @@ def _lines(findings: "Findings") -> Iterator[str]:
         ("huge", findings.huge),
     ):
         yield from _named(title, [f"{fault.path}: {fault.reason}" for fault in found])
+    yield from _named("passed over: hidden, of another suffix, or in no class folder", findings.passed_over)
     for location, ratio in findings.uneven.items():
         yield f"uneven: the largest class of {location} has {ratio:.0f} times as many images as the smallest"
     if not findings.is_error:
@@ -175,3 +204,8 @@ def _named(title: str, texts: Sequence[str]) -> Iterator[str]:
         yield from (f"  {text}" for text in texts[:_SHOWN])
         if len(texts) > _SHOWN:
             yield f"  and {len(texts) - _SHOWN:,} more; --json names them"
+
+
+def _printable(line: str) -> str:
+    """With what would break the line or move the cursor, as names may have it, written as in Python's strings."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)

@@ -11,7 +11,7 @@ import numpy as np
 from hotloop.core.errors import DamagedSample
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import decode_whole, kind_of, orientation
-from hotloop.data.image_list import ImageList
+from hotloop.data.image_list import ImageList, passed_over
 from hotloop.data.loader import Loaders, LoaderSettings
 
 TINY_SIDE = 32
@@ -59,6 +59,8 @@ class Findings:
         wrong_suffix: files whose name says another format than their content.
         rotated: files that a camera marked as lying on their side or upside down (EXIF): viewers turn them, a training
             sees them as they are stored.
+        passed_over: files below a folder that are not taken for images of it: hidden, of another suffix, or in no class
+            folder.
         uneven: the largest class over the smallest, by location, where that is 10 or more.
     """
 
@@ -71,6 +73,7 @@ class Findings:
     rotated: list[Fault] = field(default_factory=list)
     tiny: list[Fault] = field(default_factory=list)
     huge: list[Fault] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
     uneven: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -146,6 +149,7 @@ def _look_at(
 ) -> None:  # fmt: skip
     counts = Counter(images.label(number) for number in range(len(images)))
     findings.images += len(images)
+    findings.passed_over += passed_over(images)
     findings.classes[images.origin] = {name: counts[number] for number, name in enumerate(images.classes)}
     sizes = [count for count in counts.values() if count]
     if max(sizes) / min(sizes) >= UNEVEN:

@@ -146,6 +146,22 @@ def find_images(
     return replace(found, classes=names, labels=_renumbered(listing, names, location))
 
 
+def passed_over(images: ImageList) -> list[str]:
+    """Files below the folder that images were found in and that are none of them, in order of name: hidden, of another
+    suffix, or in no class folder. None of a list, which names what is meant, and none in object storage.
+    """
+    if not os.path.isdir(images.origin):
+        return []
+    taken = {images.path(number) for number in range(len(images))}
+    if images.spans:
+        taken = {os.path.join(images.base, name) for name in images.spans.shards}
+    found: list[str] = []
+    for folder, folders, names in os.walk(images.base, followlinks=True):
+        folders[:] = [name for name in folders if not _leads_up(os.path.join(folder, name))]
+        found += (path for name in names if (path := os.path.join(folder, name)) not in taken)
+    return sorted(found)
+
+
 def _how_to_scan(location: str, key: str) -> tuple[Path, Callable[[Path], Listing]]:
     """What names are relative to, and how they are found."""
     root = Path(location)
@@ -296,6 +312,7 @@ def _csv(file: Path) -> Iterable[tuple[str, str]]:
     try:
         if reader.fieldnames is None:  # the file is empty
             return
+        reader.fieldnames = [name.strip() for name in reader.fieldnames]
         if not {"path", "label"} <= set(reader.fieldnames):
             raise InputError(
                 f"{file} has the columns {', '.join(reader.fieldnames or ['none'])}",
@@ -303,17 +320,23 @@ def _csv(file: Path) -> Iterable[tuple[str, str]]:
                 "make its first line: path,label",
             )
         for row in reader:
-            path, label = row["path"], row["label"]
+            path, label = _path(row["path"] or "", file.parent), (row["label"] or "").strip()
             if None in row:
                 what = f"{file}, line {reader.line_num} has more columns than the first line"
                 raise InputError(what, "a comma in a path has to be quoted", '"a,b.jpg",cat')
             if not path or not label:
-                what = f'{file}, line {reader.line_num}: path is "{path or ""}" and label is "{label or ""}"'
+                what = f'{file}, line {reader.line_num}: path is "{path}" and label is "{label}"'
                 raise InputError(what, "neither may be empty", "cat/1.jpg,cat")
             yield path, label
     except csv.Error as error:
         what = f"{file}, line {reader.line_num}, is no line of a .csv file"
         raise InputError(what, str(error), 'close every quotation mark: "cat/1.jpg",cat') from None
+
+
+def _path(cell: str, base: Path) -> str:
+    """Without the blanks around it, unless a file's name has them."""
+    stripped = cell.strip()
+    return cell if cell != stripped and os.path.exists(os.path.join(base, cell)) else stripped
 
 
 def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
