@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.core.units import Interval, count, format_bytes, format_seconds
+from hotloop.core.units import Interval, count, format_bytes, format_seconds, printable
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_amounts_for_people() -> None:
         "1 h 02 min",
     ]
     assert [count(1, "class", "classes"), count(1200, "file")] == ["1 class", "1,200 files"]
+
+
+def test_names_stay_in_their_line() -> None:
+    assert printable("größe 1.jpg") == "größe 1.jpg"
+    assert printable("a\nb\x1b[2J\udcff") == "a\\nb\\x1b[2J\\udcff"

@@ -12,7 +12,7 @@ import click
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
-from hotloop.core.units import count, format_bytes
+from hotloop.core.units import count, format_bytes, printable
 
 if TYPE_CHECKING:
     from hotloop.data.check import Findings
@@ -61,7 +61,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
         click.echo(json.dumps({**asdict(findings), "error": findings.is_error}))
     else:
         for line in _lines(findings):
-            click.echo(_printable(line))
+            click.echo(printable(line))
         if page:
             click.echo(f"page: {page}")
     return int(findings.is_error)
@@ -117,7 +117,7 @@ def pack(
         return 0
     click.echo(f"{amount} in {count(len(packed.shards), 'shard')}: {folder}")
     for line in _named("damaged, left out", [f"{one.path}: {one.reason}" for one in packed.damaged]):
-        click.echo(_printable(line))
+        click.echo(printable(line))
     return int(bool(packed.damaged))
 
 
@@ -204,8 +204,3 @@ def _named(title: str, texts: Sequence[str]) -> Iterator[str]:
         yield from (f"  {text}" for text in texts[:_SHOWN])
         if len(texts) > _SHOWN:
             yield f"  and {len(texts) - _SHOWN:,} more; --json names them"
-
-
-def _printable(line: str) -> str:
-    """With what would break the line or move the cursor, as names may have it, written as in Python's strings."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)

@@ -88,3 +88,8 @@ def format_amount(value: float, unit: str) -> str:
 def count(number: int, singular: str, plural: str = "") -> str:
     """1, "file" -> "1 file"; 1200, "file" -> "1,200 files"."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def printable(text: str) -> str:
+    """Of a name: what would break the line or move the cursor is written as in Python's strings, "a\\nb"."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
