@@ -91,5 +91,5 @@ def count(number: int, singular: str, plural: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Of a name: what would break the line or move the cursor is written as in Python's strings, "a\\nb"."""
+    """Of a name: what would break the line or move the cursor is written as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
