@@ -278,6 +278,20 @@ def test_an_open_address_is_warned_of_by_what_it_lacks(
         assert bool(running.errors) == bool(told)
 
 
+def test_a_web_config_that_keeps_nobody_out_is_said(tmp_path: Path) -> None:
+    """At the start, and when it becomes so."""
+    told = "warning: --web-config {} asks for neither TLS nor a password: whoever connects can read\n"
+    with configured(tmp_path, {}) as running:
+        assert running.ask().code == 200
+        assert running.errors == told.format(tmp_path / "web.yml")
+    with configured(tmp_path, {"basic_auth_users": {"a": hashed("b")}}) as running:
+        assert running.ask().code == 401
+        assert running.errors == ""
+        (tmp_path / "web.yml").write_text("# nobody\n")
+        assert running.ask().code == 200
+        assert running.errors == told.format(tmp_path / "web.yml")
+
+
 HASH = "$2y$10$" + "a" * 53
 
 

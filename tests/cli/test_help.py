@@ -1,5 +1,6 @@
 """Help pages and errors, pinned: `pytest tests/cli --update-pages` rewrites them after a wanted change."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,14 +111,36 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
 
 
 def test_completion_works(hotloop: Command) -> None:
-    import os
-
     os.environ["_HOTLOOP_COMPLETE"] = "bash_source"
     try:
         finished = hotloop()
     finally:
         del os.environ["_HOTLOOP_COMPLETE"]
     assert "_hotloop_completion" in finished.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code"),
+    [(["job", "init"], 1, 0), (["job", "nothing"], 2, 2), (["watch"], 0, 2), (["--version"], 1, 0)],
+)
+def test_what_the_caller_has_closed_is_no_error(arguments: list[str], closed: int, code: int) -> None:
+    command = [sys.executable, "-W", "error", "-m", "hotloop", *arguments]
+    shell = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
+    done = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Error" not in done.stderr
+    assert "Warning" not in done.stderr
+
+
+def test_a_terminal_can_be_measured_where_python_does_not_buffer() -> None:
+    """As in many containers: `hotloop watch` would take any terminal for one of 80x24."""
+    code = (
+        "import atexit, sys; from hotloop.cli.main import main\n"
+        "atexit.register(lambda: print(sys.__stdout__.fileno())); main(['--version'])"
+    )
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.splitlines()[1:] == ["1"], done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["job", "init"], ["runs", "--help"]])

@@ -71,6 +71,16 @@ def test_the_list_is_sorted_and_filtered(site: Served) -> None:
     assert site.get("/?sort=nothing&order=5&status=%ff").status == 200
 
 
+@pytest.mark.parametrize("nonsense", ["", "[", '{"time": 1e300}', '{"time": NaN}', '{"time": null}', "[]", "[" * 9999])
+def test_a_run_is_dated_by_what_it_noted_itself(site: Served, root: Path, nonsense: str) -> None:
+    """A copy's files have the time of copying."""
+    (root / "first-1/starts.jsonl").write_text('{"time": 1.0e9}\n{"time": 1.1e9}\n')
+    (root / "second-2/starts.jsonl").write_text(nonsense)
+    os.utime(root / "second-2/job.toml", (1.05e9, 1.05e9))
+    page = site.get("/?sort=started&order=up").text
+    assert page.index("2003-04") < page.index("2004-11"), "the last start"
+
+
 def test_a_run_s_page_has_all_of_it(site: Served, root: Path) -> None:
     (root / "first-1/profile").mkdir()
     (root / "first-1/profile/report.html").write_text("<h1>Profile</h1>")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer
@@ -22,6 +23,7 @@ pytest.importorskip("textual", reason="no hotloop[monitor]")
 from textual.widgets import DataTable, Static
 
 from hotloop.monitor.demo import Demo
+from hotloop.monitor.reading import CardsReading, JobsReading
 from hotloop.monitor.screen import Details, Watch
 from hotloop.monitor.watched import Watched
 
@@ -213,6 +215,34 @@ def test_details_go_on_while_they_are_shown() -> None:
             after = await look()
             assert "step, step " in before
             assert before != after
+
+    asyncio.run(use())
+
+
+class Crowded(Demo):
+    """The invented host, with more jobs of long names, and without its cards."""
+
+    def cards(self) -> CardsReading:
+        return CardsReading()
+
+    def jobs(self) -> JobsReading:
+        hangs = replace(super().jobs().jobs[0], phase="step", heartbeat=0.0)
+        return JobsReading(tuple(replace(hangs, job=f"{number}-{'name' * 10}") for number in range(6)))
+
+
+@pytest.mark.parametrize(("size", "told", "last"), [((80, 12), 1, "and 5 more"), ((80, 60), 6, "hang")])
+def test_what_stands_out_takes_the_room_that_there_is(size: tuple[int, int], told: int, last: str) -> None:
+    async def use() -> None:
+        app = Watch(Watched(Crowded()), "here", 3600)
+        async with app.run_test(size=size) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            verdict = app.query_one("#verdict", Static)
+            text = str(verdict.content)
+            assert (text.count("no sign of life"), text.endswith(last)) == (told, True)
+            assert verdict.size.height == len(text.splitlines()), "nothing of it is cut off"
+            assert app.query_one("#jobs", DataTable).size.height >= 7
+            assert not app.query_one("#cards").display, "no head of a table without rows"
 
     asyncio.run(use())
 

@@ -170,6 +170,18 @@ def test_a_process_that_was_killed_is_left_out_and_its_file_goes_with_the_next(t
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_part_that_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    left, written, strange = (
+        tmp_path / name for name in (f"12-34.{'a' * 16}.part", f"12-34.{'b' * 16}.part", "film.part")
+    )
+    for file in (left, written, strange):
+        file.touch()
+    for file in (left, strange):
+        os.utime(file, (1000, 1000))
+    publisher(tmp_path).close()
+    assert set(tmp_path.iterdir()) == {written, strange}, "one that is new may be being written"
+
+
 def test_another_process_under_the_same_number_is_another_one(tmp_path: Path) -> None:
     publisher(tmp_path).write()
     (file,) = tmp_path.iterdir()

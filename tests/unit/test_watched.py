@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotloop.core.live import Live
 from hotloop.monitor.demo import Demo
-from hotloop.monitor.lines import details, spark
+from hotloop.monitor.lines import JOB_COLUMNS, details, job_cells, spark
 from hotloop.monitor.metrics import Metrics
 from hotloop.monitor.profiled import last_profile
 from hotloop.monitor.reading import Card, CardsReading, JobsReading
@@ -85,6 +85,12 @@ def test_what_stands_out(live: dict[str, object], card: dict[str, object], verdi
     (job,) = watched(Fixed(replace(LIVE, **live), replace(CARD, **card))).look().jobs  # type: ignore[arg-type]
     assert job.verdict.startswith(verdict)
     assert bool(job.verdict) == bool(verdict)
+
+
+@pytest.mark.parametrize(("gpu", "told"), [("GPU-1", "3"), ("GPU-unknown", "?"), ("", "–")])
+def test_a_jobs_row_tells_its_card(gpu: str, told: str) -> None:
+    (job,) = watched(Fixed(replace(LIVE, gpu=gpu), replace(CARD, index=3))).look().jobs
+    assert dict(zip(JOB_COLUMNS, job_cells(job), strict=True))["GPU"] == told
 
 
 def test_an_exporters_text_holds_all_that_the_host_has() -> None:

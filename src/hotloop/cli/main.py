@@ -69,6 +69,7 @@ def cli(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(sys.stdout.buffer, io.RawIOBase):
         # As PYTHONUNBUFFERED makes it: what a full disk takes only a part of would be cut off without an error.
         encoding, errors = sys.stdout.encoding, sys.stdout.errors
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.detach()), encoding, errors, line_buffering=True)
+        # Not detached: by what Python opened first the size of the terminal is found.
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.buffer), encoding, errors, line_buffering=True)
     debug = "--debug" in arguments[:1] or os.environ.get("HOTLOOP_DEBUG") == "1"
     try:
         code = cli.main(arguments, prog_name="hotloop", standalone_mode=False)
@@ -101,6 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         _fail(unexpected(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed() -> None:
+    """What was closed by who called us, as in `hotloop runs >&-`, reads and writes nothing.
+
+    Else the next file that is opened would have its number, and what libraries print would go into that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
 
 
 def _cannot_print() -> bool:

@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -31,6 +32,9 @@ _SECONDS = 1.0
 _MOST_BYTES, _MOST_METRICS, _MOST_CHARACTERS = 128 * 1024, 64, 200
 _LONGEST_PATH = 4096
 _MOST_FILES = 4096
+_PART = re.compile(r"\d+-\d+\.[0-9a-f]{16}\.part")
+_PART_SECONDS = 60.0
+"""A part becomes a file at once; one that is so old is of a process that was killed before that."""
 _SILENT_SECONDS = 3600.0
 """A process that cannot be asked for, as it lives in another container, is taken to be gone after so long."""
 PHASES = ("starting", "loading", "step", "validating", "saving", "ending")
@@ -453,3 +457,15 @@ def _remove_ended(folder: Path) -> None:
                 live = _read(file, here)
                 if live and not _is_alive(live, file, here, time.time):
                     file.unlink()
+    _remove_old_parts(folder)
+
+
+def _remove_old_parts(folder: Path) -> None:
+    """By age: what they hold may be cut off, and whether a number is a process of this container is not in a name."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _PART.fullmatch(entry.name):
+                with suppress(OSError):
+                    state = entry.stat(follow_symlinks=False)
+                    if state.st_uid == os.getuid() and time.time() - state.st_mtime > _PART_SECONDS:
+                        os.unlink(entry.path)

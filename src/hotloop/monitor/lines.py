@@ -8,10 +8,10 @@ from hotloop.monitor.reading import Card
 from hotloop.monitor.watched import Job
 
 CARD_COLUMNS = ("GPU", "name", "busy", "tensor", "memory", "power", "temp", "state")
-JOB_COLUMNS = ("job", "rank", "phase", "step", "a step", "wait", "loss")
+JOB_COLUMNS = ("job", "rank", "GPU", "phase", "step", "a step", "wait", "loss")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _DASH = "–"
-_LONGEST = 28
+_LONGEST = 24
 """Characters of a job's name: one of all that it may have would leave no room for any job's figures."""
 
 
@@ -35,7 +35,8 @@ def job_cells(job: Job) -> tuple[str, ...]:
     loss = f"{live.loss:.4g}" if live.loss is not None else _DASH
     step = format_seconds(job.step_seconds) if job.step_seconds is not None else _DASH
     name = live.job if len(live.job) <= _LONGEST else f"{live.job[: _LONGEST - 1]}…"
-    return name, rank, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss
+    gpu = str(job.card.index) if job.card else "?" if live.gpu else _DASH
+    return name, rank, gpu, live.phase, f"{live.step:,}", step, _share(job.wait_share), loss
 
 
 def details(job: Job, profiled: str = "", recent: History | None = None) -> list[tuple[str, str]]:

@@ -1,7 +1,9 @@
 """The live page of `hotloop watch`: cards and jobs of a host in a terminal."""
 
+import textwrap
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import accumulate
 from typing import ClassVar
 
 from rich.table import Table
@@ -30,6 +32,8 @@ _ORDERS: dict[str, Callable[[Job], object]] = {
 _BUSY = next(line for line in LINES if line.of_card)
 """What is drawn of cards while a job's figure is drawn of jobs."""
 _NARROWEST = 8
+_LEAST_ROOM = 3
+"""Rows of what stands out, however many jobs there are."""
 
 
 class Watch(App[None]):
@@ -40,7 +44,7 @@ class Watch(App[None]):
     #head { height: 1; background: $primary-background; padding: 0 1; }
     #cards { height: auto; max-height: 50%; }
     #jobs { height: 1fr; }
-    #verdict { height: auto; max-height: 3; padding: 0 1; color: $text-warning; }
+    #verdict { height: auto; padding: 0 1; color: $text-warning; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort", "Sort"),
@@ -102,6 +106,7 @@ class Watch(App[None]):
         head.update(Text(f"{self._place}  {there}  {datetime.now():%H:%M:%S}  by {self._order}  {driver}"))
         self._jobs = sorted(found.jobs, key=_ORDERS[self._order])  # type: ignore[arg-type]
         self._recent = found.recent
+        self._table("cards").display = bool(found.cards)
         of_cards = self._line if self._line.of_card else _BUSY
         lines = [drawn(of_cards, self._recent.get(card.uuid, {})) for card in found.cards]
         self._fill("cards", of_cards.name, [card_cells(card) for card in found.cards], lines)
@@ -132,10 +137,16 @@ class Watch(App[None]):
         table.scroll_to(*across, animate=False)
 
     def _tell(self) -> None:
-        """What stands out, beneath the tables."""
-        lines = verdicts(self._jobs)
-        more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
-        self.query_one("#verdict", Static).update(Text("\n".join(lines[:2]) + more))
+        """What stands out, beneath the tables: as much as they leave room for."""
+        cards, jobs = self._table("cards"), self._table("jobs")
+        above = min(1 + cards.row_count, self.size.height // 2) if cards.display else 0
+        room = max(_LEAST_ROOM, self.size.height - above - jobs.row_count - 4)  # two heads, a row between, the keys
+        lines = [textwrap.fill(line, self.size.width - 2) for line in verdicts(self._jobs)]
+        ends = list(accumulate(1 + line.count("\n") for line in lines))
+        if len(lines) > 1 and ends[-1] > room:
+            shown = max(1, sum(end < room for end in ends))
+            lines[shown:] = [f"and {len(lines) - shown} more"]
+        self.query_one("#verdict", Static).update(Text("\n".join(lines)))
 
     def action_sort(self) -> None:
         """By the next order."""

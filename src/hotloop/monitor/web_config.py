@@ -60,7 +60,7 @@ class Web:
     """The file as it is now. For any thread.
 
     Args:
-        note: told in one line why a changed file was not taken.
+        note: told in one line that the file keeps nobody out, and why a changed one was not taken.
 
     Raises:
         InputError: it cannot be used as it is at the start.
@@ -104,6 +104,8 @@ class Web:
         context = _context(self._path, tls) if tls else None
         passwords = Passwords(config.basic_auth_users, _check()) if config.basic_auth_users else None
         self._context, self._passwords = context, passwords
+        if not (self.encrypted or self.guarded):  # as an empty file, which Prometheus's exporters take
+            self._note(f"--web-config {self._path} asks for neither TLS nor a password: whoever connects can read")
         named = (tls.cert_file, tls.key_file, tls.client_ca_file) if tls else ()
         self._files = [self._path, *(self._path.parent / one for one in named if one)]
         self._state = self._look()

@@ -6,6 +6,7 @@ import stat
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,17 @@ def find_row(root: Path, name: str) -> Row | None:
 def _row(run: Run) -> Row:
     readable = not run.result_file.exists() or run.result_file.stat().st_size <= _MOST_FILE
     status = run.status() if readable else "damaged"
-    return Row(run, str(status), run.result() if readable else None, run.job_file.stat().st_mtime)
+    return Row(run, str(status), run.result() if readable else None, _started(run))
+
+
+def _started(run: Run) -> float:
+    """As the run noted it; where it did not, when its job was written, which is what a copy changes."""
+    try:
+        noted = float(json.loads(read_text(run.starts_file).splitlines()[-1])["time"])
+        datetime.fromtimestamp(noted)
+    except (ValueError, OverflowError, OSError, IndexError, KeyError, TypeError, RecursionError):
+        return run.job_file.stat().st_mtime
+    return noted
 
 
 def read_records(file: Path, most_bytes: int = _MOST_METRICS) -> Records:
