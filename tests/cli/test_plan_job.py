@@ -110,3 +110,32 @@ def test_refreshed_prices_without_processors_are_read_again(
     for _ in range(2):
         assert "mine" in hotloop("plan", "catalog", "--card", "H100", expect=0).out
         hotloop("plan", "catalog", "--refresh", "own.csv", expect=0)
+
+
+SKYPILOT = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone
+big,H100,8,192,2048,98.3,34.2,us-east-1,a
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--provider", "nobody"), '--provider "nobody" has no prices'),
+        (("--provider", "nobody", "--refresh", "own.csv"), '--provider "nobody" has no prices'),
+        (("--provider", "us", "--refresh", "vms.csv", "--date", "9999-01-01"), "--date 9999-01-01 is in the future"),
+        (("--refresh", "vms.csv"), "vms.csv does not say whose prices these are"),
+    ],
+)
+def test_prices_of_nobody_and_of_tomorrow_are_refused_and_not_kept(
+    options: tuple[str, ...], said: str, hotloop: Command, job: Callable[..., str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job()
+    (tmp_path / "vms.csv").write_text(SKYPILOT)
+    refused = hotloop("plan", "catalog", *options, expect=2)
+    assert said in refused.err
+    assert [line.partition(":")[0] for line in refused.err.splitlines()] == ["error", "cause", "fix"]
+    assert refused.out == ""
+    assert not (tmp_path / "cache").exists()
+    assert "there are aws, azure" in hotloop("plan", "catalog", "--provider", "nobody", expect=2).err
