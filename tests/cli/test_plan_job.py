@@ -51,7 +51,9 @@ def test_json_has_all_of_it(hotloop: Command, job: Callable[..., str], tmp_path:
     assert len(seconds) == 2
     assert seconds == sorted(seconds)
     assert set(found["spot"]) >= {"interval_seconds", "waste", "price"}
-    assert "us mine" in (tmp_path / "plan.html").read_text()
+    page = (tmp_path / "plan.html").read_text()
+    for words in ("us mine", "Other ways on this card", '<td class="text">ddp</td>', "the date is not known"):
+        assert words in page
 
 
 @pytest.mark.parametrize(

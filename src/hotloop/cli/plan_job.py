@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hotloop.plan.planning import Plan
     from hotloop.plan.prices import Offer
 
+_WAYS = ("GPUs", "parallel", "precision", "activations", "batch", "memory of a GPU", "fits", "a step")
 _ROWS = 12
 _MANY = 1_000_000
 
@@ -93,13 +94,14 @@ def job(
     options = [one for one in sort(plan.options) if _within(one, deadline, budget)]
     advice = _spot(asked, plan, options, lifetime, save)
     if page:
-        _write_page(page, asked, plan, options, advice)
+        _write_page(page, asked, plan, options, advice, _price_notes(offers))
     if as_json:
         click.echo(json.dumps(_content(plan, options, advice, offers)))
         return 0
     for line in _lines(asked, plan):
         click.echo(line)
-    _print_ways(plan.ways)
+    if plan.ways:
+        print_table(_WAYS, [_way(way) for way in plan.ways])
     _print_options(options, len(plan.options), bool(deadline or budget))
     for line in [*_spot_lines(options, advice), *_price_notes(offers)]:
         click.echo(line)
@@ -205,17 +207,11 @@ def _lines(job: "Job", plan: "Plan") -> list[str]:
     return [*lines, f"  host     {', '.join(parts)}"]
 
 
-def _print_ways(ways: "Sequence[Setup]") -> None:
-    if not ways:
-        return
-    rows = [
-        (
-            str(way.gpus), way.parallel, way.precision, way.activations, str(way.batch), format_bytes(way.memory.peak),
-            "yes" if way.fits else "no", format_seconds(way.time.seconds),
-        )
-        for way in ways
-    ]  # fmt: skip
-    print_table(("GPUs", "parallel", "precision", "activations", "batch", "memory of a GPU", "fits", "a step"), rows)
+def _way(way: "Setup") -> tuple[str, ...]:
+    return (
+        str(way.gpus), way.parallel, way.precision, way.activations, str(way.batch), format_bytes(way.memory.peak),
+        "yes" if way.fits else "no", format_seconds(way.time.seconds),
+    )  # fmt: skip
 
 
 def _print_options(options: "Sequence[Option]", known: int, limited: bool) -> None:
@@ -269,7 +265,8 @@ def _price_notes(offers: "Sequence[Offer]") -> list[str]:
     notes = []
     if known and max(known) > OLD_DAYS:
         old = sum(age > OLD_DAYS for age in known)
-        notes.append(f"note: {count(old, 'price')} are older than {OLD_DAYS} days, the oldest {max(known)} days")
+        are = "is" if old == 1 else "are"
+        notes.append(f"note: {count(old, 'price')} {are} older than {OLD_DAYS} days, the oldest {max(known)} days")
     if len(known) < len(ages):
         notes.append(f"note: of {count(len(ages) - len(known), 'price')} the date is not known")
     return [*notes, "  newer ones: hotloop plan catalog --refresh FILE"] if notes else []
@@ -330,7 +327,9 @@ def _option(option: "Option") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_page(file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]", advice: "Advice | None") -> None:
+def _write_page(
+    file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]", advice: "Advice | None", notes: Sequence[str]
+) -> None:
     from hotloop.core.files import write_atomic
     from hotloop.pages.plan import render_plan
 
@@ -338,8 +337,8 @@ def _write_page(file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]
     rows = [_row(option) for option in options]
     costs = [(option.seconds / 3600, option.cost or 0.0, _row(option)[0]) for option in fitting]
     content = render_plan(
-        job.model.name, _lines(job, plan), dict(plan.asked.setup.memory.parts), rows, costs,
-        _spot_lines(options, advice), advice.curve if advice else (),
+        job.model.name, _lines(job, plan), dict(plan.asked.setup.memory.parts), [_way(way) for way in plan.ways], rows,
+        costs, _spot_lines(options, advice), advice.curve if advice else (), notes,
     )  # fmt: skip
     try:
         write_atomic(file, content)
