@@ -50,7 +50,8 @@ def test_json_has_all_of_it(hotloop: Command, job: Callable[..., str], tmp_path:
     seconds = [one["seconds"] for one in found["options"]]
     assert len(seconds) == 2
     assert seconds == sorted(seconds)
-    assert set(found["spot"]) >= {"interval_seconds", "waste", "price"}
+    alone = ("--lifetime", "4h", "--save", "2s", "--price", "1.5", "--on-demand", "4", "--work", "1h")
+    assert found["spot"].keys() == json.loads(hotloop("plan", "spot", *alone, "--json", expect=0).out).keys()
     page = (tmp_path / "plan.html").read_text()
     for words in ("us mine", "Other ways on this card", '<td class="text">ddp</td>', "the date is not known"):
         assert words in page

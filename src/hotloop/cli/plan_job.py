@@ -16,6 +16,7 @@ import click
 
 from hotloop.cli.amount import Amount
 from hotloop.cli.duration import Duration
+from hotloop.cli.plan_spot import content as spot_content
 from hotloop.cli.table import print_table
 from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.units import count, format_bytes, format_seconds
@@ -276,13 +277,6 @@ def _content(
     plan: "Plan", options: "Sequence[Option]", advice: "Advice | None", offers: "Sequence[Offer]"
 ) -> dict[str, Any]:
     setup, step = plan.asked.setup, plan.asked.setup.time
-    spot = None
-    if advice and advice.price:
-        found = advice.outlook
-        spot = {
-            "interval_seconds": found.interval, "waste": 1 - found.paid_share, "price": asdict(advice.price),
-            "lifetime_seconds": advice.mean, "young_seconds": advice.young,
-        }  # fmt: skip
     return {
         "model": {"parameters": plan.parameters, "flops_per_step": plan.flops_per_step, "compiled": plan.compiled},
         "memory": {**_memory(setup), "largest_batch": plan.largest_batch},
@@ -292,7 +286,7 @@ def _content(
         },
         "ways": [_setup(way) for way in plan.ways],
         "options": [_option(one) for one in options],
-        "spot": spot,
+        "spot": spot_content(advice) if advice else None,
         "needs": asdict(plan.needs),
         "notes": [note.removeprefix("note: ") for note in _price_notes(offers) if note.startswith("note: ")],
     }  # fmt: skip
