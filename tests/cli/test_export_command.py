@@ -52,6 +52,10 @@ def test_a_run_is_exported_verified_and_used(
     assert json.loads(refused.out)["verified"] is False
     assert refused.err.startswith(f"error: {model} was changed\ncause: its SHA-256 is")
     assert hotloop("predict", str(model), "images", expect=1).out == ""
+    (tmp_path / "images").rename(tmp_path / "moved")
+    alone = hotloop("export", "bright", "--to", "safetensors", expect=0)
+    assert "read back: the same bits" in alone.out
+    assert "images: names of classes are left out" in alone.err
 
 
 def interrupted(folder: Path, model: Path) -> None:
