@@ -61,6 +61,7 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
         (("--lifetime", "6h", "--save", "2s", "--noticed", "2"), "2.0 is not in the range"),
         (("--trace", "none.csv", "--save", "2s"), "none.csv cannot be read"),
         (("--lifetime", "6h", "--save", "2s", "--page", "/proc/none/page.html"), "cannot write"),
+        (("--lifetime", "6h", "--save", "2s", "--page", "/dev/null/page.html"), "is a file; --page FILE"),
     ],
 )
 def test_bad_input(hotloop: Command, options: tuple[str, ...], said: str) -> None:

@@ -141,4 +141,6 @@ def test_prices_of_nobody_and_of_tomorrow_are_refused_and_not_kept(
     assert [line.partition(":")[0] for line in refused.err.splitlines()] == ["error", "cause", "fix"]
     assert refused.out == ""
     assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert "; XDG_CACHE_HOME=FOLDER" in hotloop("plan", "catalog", "--refresh", "own.csv", expect=2).err
     assert "there are aws, azure" in hotloop("plan", "catalog", "--provider", "nobody", expect=2).err

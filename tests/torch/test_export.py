@@ -395,6 +395,13 @@ def test_outputs_that_differ_are_no_model(run: Path, tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path) if "strict" in name]
 
 
+def test_weights_that_give_nan_are_told_as_such(run: Path) -> None:
+    source = opened(run)
+    next(source.model.parameters()).fill_(np.nan)
+    with pytest.raises(HotloopError, match=r"in PyTorch already\nfix:   name an earlier checkpoint"):
+        check.compare(source, source.eager, "fp32", 1e-4, 10)
+
+
 def test_large_weights_lie_beside_and_are_read_from_memory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ def _keep(offers: "list[Offer]") -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, written(offers))
     except OSError as error:
-        raise cannot_write(file.parent, error, InputError) from None
+        raise cannot_write(file.parent, error, InputError, "XDG_CACHE_HOME=FOLDER") from None
     click.echo(f"kept in {file}", err=True)
 
 

@@ -337,5 +337,5 @@ def _write_page(
     try:
         write_atomic(file, content)
     except OSError as error:
-        raise cannot_write(file.parent, error, InputError) from None
+        raise cannot_write(file.parent, error, InputError, "--page FILE") from None
     click.echo(f"page: {file}", err=True)

@@ -148,5 +148,5 @@ def _write_page(file: Path, asked: "Asked", advice: "Advice") -> None:
     try:
         write_atomic(file, render_spot(**content))
     except OSError as error:
-        raise cannot_write(file.parent, error, InputError) from None
+        raise cannot_write(file.parent, error, InputError, "--page FILE") from None
     click.echo(f"page: {file}", err=True)
