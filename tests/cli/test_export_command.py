@@ -52,6 +52,10 @@ def test_a_run_is_exported_verified_and_used(
     assert json.loads(refused.out)["verified"] is False
     assert refused.err.startswith(f"error: {model} was changed\ncause: its SHA-256 is")
     assert hotloop("predict", str(model), "images", expect=1).out == ""
+    (tmp_path / "images").rename(tmp_path / "moved")
+    alone = hotloop("export", "bright", "--to", "safetensors", expect=0)
+    assert "read back: the same bits" in alone.out
+    assert "images: names of classes are left out" in alone.err
 
 
 def interrupted(folder: Path, model: Path) -> None:
@@ -121,3 +125,9 @@ def test_what_is_not_installed_is_said_in_three_lines(
     assert [line.split(":")[0] for line in finished.err.splitlines()] == ["error", "cause", "fix"]
     assert f"{absent} is not installed" in finished.err
     assert 'pip install "hotloop[export]"' in finished.err
+
+
+def test_a_key_that_cannot_be_written_is_told_in_words_of_its_command(tmp_path: Path, hotloop: Command) -> None:
+    (tmp_path / "file").touch()
+    refused = hotloop("export", "key", "file/release.key", expect=2)
+    assert refused.err.splitlines()[2] == "fix:   a part of that path is a file; hotloop export key FILE"

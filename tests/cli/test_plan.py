@@ -16,7 +16,7 @@ def test_whether_spot_pays_and_how_far_apart_to_save(hotloop: Command) -> None:
     assert "is saved; spot pays up to" in done.out
     assert "40 h 00 min of work take about" in done.out
     found = json.loads(hotloop(*SPOT, "--price", "1.9", "--on-demand", "4.1", "--json", expect=0).out)
-    assert found["outlook"]["interval"] == pytest.approx(found["daly"], rel=0.1)
+    assert found["interval_seconds"] == pytest.approx(found["daly_seconds"], rel=0.1)
     assert found["price"]["saving"] > 0.5
 
 
@@ -27,7 +27,7 @@ def test_where_it_does_not_pay_that_is_said(hotloop: Command) -> None:
 
 def test_several_machines_are_lost_sooner_and_less_so_in_one_zone(hotloop: Command) -> None:
     def first(*options: str) -> float:
-        return float(json.loads(hotloop(*SPOT, *options, "--json", expect=0).out)["first"])
+        return float(json.loads(hotloop(*SPOT, *options, "--json", expect=0).out)["first_loss_seconds"])
 
     assert first("--machines", "4") < first("--machines", "4", "--together", "0.8") < first()
 
@@ -40,6 +40,9 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
     assert "as observed, 16 losses" in done.out
     assert "is no work in nine of ten times as long as the trace" in done.out
     assert "played through the trace from 200 moments" in done.out
+    played = json.loads(hotloop("plan", "spot", *trace, "--json", expect=0).out)["played"]
+    walls = [played[name]["wall_seconds"] for name in ("low", "middle", "high")]
+    assert walls == sorted(walls)
     page = (tmp_path / "spot.html").read_text()
     assert "Share of the paid time that is work" in page
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?https?:""", page), "nothing is loaded from elsewhere"
@@ -58,6 +61,7 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
         (("--lifetime", "6h", "--save", "2s", "--noticed", "2"), "2.0 is not in the range"),
         (("--trace", "none.csv", "--save", "2s"), "none.csv cannot be read"),
         (("--lifetime", "6h", "--save", "2s", "--page", "/proc/none/page.html"), "cannot write"),
+        (("--lifetime", "6h", "--save", "2s", "--page", "/dev/null/page.html"), "is a file; --page FILE"),
     ],
 )
 def test_bad_input(hotloop: Command, options: tuple[str, ...], said: str) -> None:

@@ -50,8 +50,11 @@ def test_json_has_all_of_it(hotloop: Command, job: Callable[..., str], tmp_path:
     seconds = [one["seconds"] for one in found["options"]]
     assert len(seconds) == 2
     assert seconds == sorted(seconds)
-    assert set(found["spot"]) >= {"interval_seconds", "waste", "price"}
-    assert "us mine" in (tmp_path / "plan.html").read_text()
+    alone = ("--lifetime", "4h", "--save", "2s", "--price", "1.5", "--on-demand", "4", "--work", "1h")
+    assert found["spot"].keys() == json.loads(hotloop("plan", "spot", *alone, "--json", expect=0).out).keys()
+    page = (tmp_path / "plan.html").read_text()
+    for words in ("us mine", "Other ways on this card", '<td class="text">ddp</td>', "the date is not known"):
+        assert words in page
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,34 @@ def test_refreshed_prices_without_processors_are_read_again(
     for _ in range(2):
         assert "mine" in hotloop("plan", "catalog", "--card", "H100", expect=0).out
         hotloop("plan", "catalog", "--refresh", "own.csv", expect=0)
+
+
+SKYPILOT = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone
+big,H100,8,192,2048,98.3,34.2,us-east-1,a
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--provider", "nobody"), '--provider "nobody" has no prices'),
+        (("--provider", "nobody", "--refresh", "own.csv"), '--provider "nobody" has no prices'),
+        (("--provider", "us", "--refresh", "vms.csv", "--date", "9999-01-01"), "--date 9999-01-01 is in the future"),
+        (("--refresh", "vms.csv"), "vms.csv does not say whose prices these are"),
+    ],
+)
+def test_prices_of_nobody_and_of_tomorrow_are_refused_and_not_kept(
+    options: tuple[str, ...], said: str, hotloop: Command, job: Callable[..., str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job()
+    (tmp_path / "vms.csv").write_text(SKYPILOT)
+    refused = hotloop("plan", "catalog", *options, expect=2)
+    assert said in refused.err
+    assert [line.partition(":")[0] for line in refused.err.splitlines()] == ["error", "cause", "fix"]
+    assert refused.out == ""
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert "; XDG_CACHE_HOME=FOLDER" in hotloop("plan", "catalog", "--refresh", "own.csv", expect=2).err
+    assert "there are aws, azure" in hotloop("plan", "catalog", "--provider", "nobody", expect=2).err

@@ -33,7 +33,7 @@ from hotloop.export.images import find_files, read_image
 from hotloop.export.manifest import Latency
 from hotloop.export.predict import onnx_forward, open_classifier, probabilities
 from hotloop.export.program import capture, package_forward, save_package
-from hotloop.export.source import Source, flat, named_run, open_source
+from hotloop.export.source import Source, Trained, flat, named_run, open_source, open_weights
 from hotloop.train.observer import Observer
 
 Make = Callable[..., Path]
@@ -70,6 +70,10 @@ def trained(folder: Path, images: Path, **changes: Any) -> Path:
 
 def opened(run: Path, *overrides: str, weights: Any = "auto", warn: Callable[[str], None] = lambda _: None) -> Source:
     return open_source(*named_run(str(run), run.parent), overrides, weights, warn)
+
+
+def weights_of(run: Path, *overrides: str, warn: Callable[[str], None] = lambda _: None) -> Trained:
+    return open_weights(*named_run(str(run), run.parent), overrides, "auto", warn)
 
 
 def pictures(folder: Path) -> Path:
@@ -196,13 +200,32 @@ def test_a_package_runs_in_torch_and_holds_nobodys_paths(run: Path, tmp_path: Pa
 
 def test_weights_are_written_bit_for_bit(run: Path, tmp_path: Path) -> None:
     source = opened(run)
-    manifest = export(source, Wanted("safetensors", tmp_path / "model.safetensors"))
+    manifest = export(weights_of(run), Wanted("safetensors", tmp_path / "model.safetensors"))
     assert manifest.agreement
     assert manifest.agreement.max_abs_error == 0
+    assert (manifest.classes, manifest.images) == (source.classes, source.images)
+    assert (manifest.inputs, manifest.outputs) == ((), ()), "there is no program"
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["class0", "class1"]
         for name, tensor in source.model.state_dict().items():
             assert torch.equal(file.get_tensor(name), tensor)
+
+
+def test_weights_need_no_data(run: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    absent = [f"data.{split}={tmp_path}/absent" for split in ("train", "val")]
+    trained = weights_of(run, *absent, warn=told.append)
+    assert told == [f"no data at {tmp_path}/absent: names of classes are left out"]
+    manifest = export(trained, Wanted("safetensors", tmp_path / "model.safetensors"))
+    assert (manifest.classes, manifest.origin) == ((), opened(run).origin)
+    assert (trained.state.keys(), trained.images) == (opened(run).model.state_dict().keys(), opened(run).images)
+    with pytest.raises(InputError, match="which holds no program"):
+        open_classifier(tmp_path / "model.safetensors")
+    weights_of(run, f"data.train={pictures(tmp_path / 'other') / 'class0'}/..", warn=told.append)
+    assert len(told) == 1, "the same data elsewhere"
+    (tmp_path / "other/class0/R0.png").unlink()
+    weights_of(run, f"data.train={tmp_path}/other", warn=told.append)
+    assert "has changed since the run" in told[1]
 
 
 def test_a_language_model_takes_any_number_of_tokens(tmp_path: Path) -> None:
@@ -370,6 +393,13 @@ def test_outputs_that_differ_are_no_model(run: Path, tmp_path: Path) -> None:
     with pytest.raises(HotloopError, match="differ from PyTorch's"):
         export(source, Wanted("onnx", tmp_path / "strict.onnx", tolerance=-1.0))
     assert not [name for name in os.listdir(tmp_path) if "strict" in name]
+
+
+def test_weights_that_give_nan_are_told_as_such(run: Path) -> None:
+    source = opened(run)
+    next(source.model.parameters()).fill_(np.nan)
+    with pytest.raises(HotloopError, match=r"in PyTorch already\nfix:   name an earlier checkpoint"):
+        check.compare(source, source.eager, "fp32", 1e-4, 10)
 
 
 def test_large_weights_lie_beside_and_are_read_from_memory(

@@ -30,7 +30,7 @@ OFFERS = st.builds(
     memory_gib=st.just(0.0) | st.floats(1, 4000),
     on_demand=PRICES,
     spot=PRICES,
-    date=st.none() | st.dates(),
+    date=st.none() | st.dates(max_value=date(2026, 1, 2)),
     source=WORDS,
 )
 
@@ -83,6 +83,7 @@ def test_of_an_instance_the_cheapest_place_is_taken() -> None:
         (f"{COLUMNS}\na,i,r,z,H100,8,1,1,1,inf,,s\n", "inf is no price"),
         (f"{COLUMNS}\na,i,r,z,H100,8,1,1,$3,1,,s\n", "$3"),
         (f"{COLUMNS}\na,i,r,z,H100,8,1,1,1,1,yesterday,s\n", "yesterday"),
+        (f"{COLUMNS}\na,i,r,z,H100,8,1,1,1,1,9999-01-01,s\n", "9999-01-01 is in the future"),
         (f"{COLUMNS}\na,i,r,z,H100\n", "''"),
         (f'{COLUMNS}\n"{"x" * 200_000}"\n', "field"),
     ],

@@ -101,14 +101,15 @@ def export(
         from hotloop.export.artefact import refuse_existing
         from hotloop.export.exporting import Wanted, default_name
         from hotloop.export.exporting import export as write
-        from hotloop.export.source import named_run, open_source
+        from hotloop.export.source import named_run, open_source, open_weights
 
         found, path = named_run(run, root)
         form = cast("Kind", kind), cast("Precision", precision)
         out = out or found.directory / "export" / default_name(*form, encrypted=secret is not None)
         refuse_existing(out, force)
         wanted = Wanted(form[0], out, form[1], opset, samples, tolerance, check, signer, secret, force)
-        manifest = write(open_source(found, path, overrides, cast("Weights", weights), _tell), wanted, _tell)
+        opened = open_weights if kind == "safetensors" else open_source
+        manifest = write(opened(found, path, overrides, cast("Weights", weights), _tell), wanted, _tell)
     click.echo(json.dumps(_summary(wanted, manifest)) if as_json else "\n".join(_lines(wanted, manifest)))
     return 0
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,18 +40,15 @@ def catalog(
     from hotloop.plan.cards import card_named
     from hotloop.plan.prices import packaged_offers
 
-    offers = packaged_offers()
+    known = packaged_offers()
+    taken = _taken(refresh, provider, _day(on)) if refresh else []
+    replaced = {one.provider for one in taken}
+    offers = [*(one for one in known if one.provider not in replaced), *taken]
+    shown = _chosen(offers, provider, card_named(card).key if card else None)
     if refresh:
-        taken = _taken(refresh, provider, on)
-        replaced = {one.provider for one in taken}
-        offers = [*(one for one in offers if one.provider not in replaced), *taken]
         click.echo(f"{_counted(taken)}{', not kept' if dry_run else ''}", err=True)
         if not dry_run:
             _keep(offers)
-    if card:
-        key = card_named(card).key
-        offers = [one for one in offers if one.card == key]
-    shown = [one for one in offers if not provider or one.provider == provider]
     if as_json:
         rows = [{**asdict(one), "date": str(one.date) if one.date else None} for one in shown]
         click.echo(json.dumps({"offers": rows}))
@@ -70,7 +67,26 @@ def catalog(
     return 0
 
 
-def _taken(place: str, provider: str | None, on: datetime | None) -> "list[Offer]":
+def _day(on: datetime | None) -> date | None:
+    from hotloop.plan.prices import of_the_past
+
+    try:
+        return of_the_past(on.date()) if on else None
+    except ValueError as error:
+        fix = f"--date {datetime.now(UTC).date()}, or leave it out"
+        raise InputError(f"--date {error}", "a price is known from its day on", fix) from None
+
+
+def _chosen(offers: "list[Offer]", provider: str | None, card: str | None) -> "list[Offer]":
+    providers = {one.provider for one in offers}
+    if provider and provider not in providers:
+        there = ", ".join(sorted(filter(None, providers)))
+        what = f'--provider "{provider}" has no prices'
+        raise InputError(what, f"there are {there}", "--provider NAME, or take its prices: --refresh FILE")
+    return [one for one in offers if provider in (None, one.provider) and card in (None, one.card)]
+
+
+def _taken(place: str, provider: str | None, on: date | None) -> "list[Offer]":
     from hotloop.plan.prices import parse_offers
     from hotloop.plan.skypilot import read_table
 
@@ -80,7 +96,7 @@ def _taken(place: str, provider: str | None, on: datetime | None) -> "list[Offer
     if not provider:
         what = f"{place} does not say whose prices these are"
         raise InputError(what, "SkyPilot's tables are one a cloud", "--provider aws")
-    taken = read_table(text, provider, on.date() if on else None, f"SkyPilot catalog, {place}")
+    taken = read_table(text, provider, on, f"SkyPilot catalog, {place}")
     if not taken:
         raise InputError(f"{place} has no prices", "it holds no instance with a card that is known", "see the file")
     return taken
@@ -130,7 +146,7 @@ def _keep(offers: "list[Offer]") -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, written(offers))
     except OSError as error:
-        raise cannot_write(file.parent, error, InputError) from None
+        raise cannot_write(file.parent, error, InputError, "XDG_CACHE_HOME=FOLDER") from None
     click.echo(f"kept in {file}", err=True)
 
 

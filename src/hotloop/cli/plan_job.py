@@ -16,6 +16,7 @@ import click
 
 from hotloop.cli.amount import Amount
 from hotloop.cli.duration import Duration
+from hotloop.cli.plan_spot import content as spot_content
 from hotloop.cli.table import print_table
 from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.units import count, format_bytes, format_seconds
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hotloop.plan.planning import Plan
     from hotloop.plan.prices import Offer
 
+_WAYS = ("GPUs", "parallel", "precision", "activations", "batch", "memory of a GPU", "fits", "a step")
 _ROWS = 12
 _MANY = 1_000_000
 
@@ -93,13 +95,14 @@ def job(
     options = [one for one in sort(plan.options) if _within(one, deadline, budget)]
     advice = _spot(asked, plan, options, lifetime, save)
     if page:
-        _write_page(page, asked, plan, options, advice)
+        _write_page(page, asked, plan, options, advice, _price_notes(offers))
     if as_json:
         click.echo(json.dumps(_content(plan, options, advice, offers)))
         return 0
     for line in _lines(asked, plan):
         click.echo(line)
-    _print_ways(plan.ways)
+    if plan.ways:
+        print_table(_WAYS, [_way(way) for way in plan.ways])
     _print_options(options, len(plan.options), bool(deadline or budget))
     for line in [*_spot_lines(options, advice), *_price_notes(offers)]:
         click.echo(line)
@@ -210,17 +213,11 @@ def _untraced(plan: "Plan") -> str:
     return f"all of this is of a step of few samples that was made here: the model cannot be traced ({plan.untraced})"
 
 
-def _print_ways(ways: "Sequence[Setup]") -> None:
-    if not ways:
-        return
-    rows = [
-        (
-            str(way.gpus), way.parallel, way.precision, way.activations, str(way.batch), format_bytes(way.memory.peak),
-            "yes" if way.fits else "no", format_seconds(way.time.seconds),
-        )
-        for way in ways
-    ]  # fmt: skip
-    print_table(("GPUs", "parallel", "precision", "activations", "batch", "memory of a GPU", "fits", "a step"), rows)
+def _way(way: "Setup") -> tuple[str, ...]:
+    return (
+        str(way.gpus), way.parallel, way.precision, way.activations, str(way.batch), format_bytes(way.memory.peak),
+        "yes" if way.fits else "no", format_seconds(way.time.seconds),
+    )  # fmt: skip
 
 
 def _print_options(options: "Sequence[Option]", known: int, limited: bool) -> None:
@@ -274,7 +271,8 @@ def _price_notes(offers: "Sequence[Offer]") -> list[str]:
     notes = []
     if known and max(known) > OLD_DAYS:
         old = sum(age > OLD_DAYS for age in known)
-        notes.append(f"note: {count(old, 'price')} are older than {OLD_DAYS} days, the oldest {max(known)} days")
+        are = "is" if old == 1 else "are"
+        notes.append(f"note: {count(old, 'price')} {are} older than {OLD_DAYS} days, the oldest {max(known)} days")
     if len(known) < len(ages):
         notes.append(f"note: of {count(len(ages) - len(known), 'price')} the date is not known")
     return [*notes, "  newer ones: hotloop plan catalog --refresh FILE"] if notes else []
@@ -284,13 +282,6 @@ def _content(
     plan: "Plan", options: "Sequence[Option]", advice: "Advice | None", offers: "Sequence[Offer]"
 ) -> dict[str, Any]:
     setup, step = plan.asked.setup, plan.asked.setup.time
-    spot = None
-    if advice and advice.price:
-        found = advice.outlook
-        spot = {
-            "interval_seconds": found.interval, "waste": 1 - found.paid_share, "price": asdict(advice.price),
-            "lifetime_seconds": advice.mean, "young_seconds": advice.young,
-        }  # fmt: skip
     return {
         "model": {"parameters": plan.parameters, "flops_per_step": plan.flops_per_step, "compiled": plan.compiled},
         "memory": {**_memory(setup), "largest_batch": plan.largest_batch},
@@ -300,7 +291,7 @@ def _content(
         },
         "ways": [_setup(way) for way in plan.ways],
         "options": [_option(one) for one in options],
-        "spot": spot,
+        "spot": spot_content(advice) if advice else None,
         "needs": asdict(plan.needs),
         "notes": [
             *([_untraced(plan)] if plan.untraced else []),
@@ -338,7 +329,9 @@ def _option(option: "Option") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_page(file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]", advice: "Advice | None") -> None:
+def _write_page(
+    file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]", advice: "Advice | None", notes: Sequence[str]
+) -> None:
     from hotloop.core.files import write_atomic
     from hotloop.pages.plan import render_plan
 
@@ -346,11 +339,11 @@ def _write_page(file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]
     rows = [_row(option) for option in options]
     costs = [(option.seconds / 3600, option.cost or 0.0, _row(option)[0]) for option in fitting]
     content = render_plan(
-        job.model.name, _lines(job, plan), dict(plan.asked.setup.memory.parts), rows, costs,
-        _spot_lines(options, advice), advice.curve if advice else (),
+        job.model.name, _lines(job, plan), dict(plan.asked.setup.memory.parts), [_way(way) for way in plan.ways], rows,
+        costs, _spot_lines(options, advice), advice.curve if advice else (), notes,
     )  # fmt: skip
     try:
         write_atomic(file, content)
     except OSError as error:
-        raise cannot_write(file.parent, error, InputError) from None
+        raise cannot_write(file.parent, error, InputError, "--page FILE") from None
     click.echo(f"page: {file}", err=True)

@@ -71,8 +71,27 @@ def spot(
     advice = advise(asked)
     if page:
         _write_page(page, asked, advice)
-    click.echo(json.dumps(plain(asdict(advice))) if as_json else "\n".join(_lines(asked, advice)))
+    click.echo(json.dumps(content(advice)) if as_json else "\n".join(_lines(asked, advice)))
     return 0
+
+
+def content(advice: "Advice") -> dict[str, Any]:
+    """As one JSON object, the same for a job."""
+    outlook, played = advice.outlook, {"low": advice.low, "middle": advice.middle, "high": advice.high}
+    return plain({  # type: ignore[no-any-return]
+        "interval_seconds": outlook.interval, "young_seconds": advice.young, "daly_seconds": advice.daly,
+        "lifetime": advice.lifetime, "lifetime_seconds": advice.mean, "first_loss_seconds": advice.first,
+        "waste": 1 - outlook.paid_share, "waste_low": advice.waste_low, "waste_high": advice.waste_high,
+        "work_share": outlook.share, "paid_work_share": outlook.paid_share, "lost_share": outlook.lost_share,
+        "save_share": outlook.save_share, "restart_share": outlook.restart_share,
+        "price": asdict(advice.price) if advice.price else None,
+        "wall_seconds": advice.wall, "paid_seconds": advice.paid, "cost": advice.cost,
+        "played": {
+            name: {"wall_seconds": one.wall, "paid_seconds": one.paid, "interruptions": one.interruptions}
+            for name, one in played.items() if one
+        },
+        "curve": advice.curve,
+    })  # fmt: skip
 
 
 def _lines(asked: "Asked", advice: "Advice") -> list[str]:
@@ -129,5 +148,5 @@ def _write_page(file: Path, asked: "Asked", advice: "Advice") -> None:
     try:
         write_atomic(file, render_spot(**content))
     except OSError as error:
-        raise cannot_write(file.parent, error, InputError) from None
+        raise cannot_write(file.parent, error, InputError, "--page FILE") from None
     click.echo(f"page: {file}", err=True)

@@ -81,12 +81,12 @@ class DamagedSample(HotloopError):
 FIXES = {
     errno.ENOSPC: "free some space (df -h), then start the same command again",
     errno.EDQUOT: "raise the quota or free some space, then start the same command again",
-    errno.EROFS: "choose a folder that can be written to; of a run: --set run.dir=FOLDER",
-    errno.EACCES: "choose a folder that can be written to; of a run: --set run.dir=FOLDER",
-    errno.EPERM: "choose a folder that can be written to; of a run: --set run.dir=FOLDER",
-    errno.ENOTDIR: "a part of that path is a file: --set run.dir=FOLDER",
-    errno.EEXIST: "a part of that path is a file: --set run.dir=FOLDER",
-    errno.ENAMETOOLONG: "choose a shorter name: --set run.dir=FOLDER",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "choose a folder that can be written to",
+    errno.EPERM: "choose a folder that can be written to",
+    errno.ENOTDIR: "a part of that path is a file",
+    errno.EEXIST: "a part of that path is a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 """What to do about a failed write, by errno."""
 
@@ -98,7 +98,15 @@ def cannot_access(path: Path, error: OSError, kind: type[HotloopError]) -> Hotlo
     return cannot_write(path, error, kind)
 
 
-def cannot_write(path: Path, error: OSError, kind: type[HotloopError]) -> HotloopError:
-    """Words for a failed write of `path`, as an error of the given kind."""
+def cannot_write(
+    path: Path, error: OSError, kind: type[HotloopError], elsewhere: str = "of a run: --set run.dir=FOLDER"
+) -> HotloopError:
+    """Words for a failed write of `path`, as an error of the given kind.
+
+    Args:
+        elsewhere: what to type for another place.
+    """
     fix = FIXES.get(error.errno or 0, "see that the disk is mounted and healthy, then start the same command again")
+    if error.errno in FIXES and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        fix = f"{fix}; {elsewhere}"
     return kind(f"cannot write {path}", error.strerror or str(error), fix)

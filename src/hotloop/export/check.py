@@ -83,9 +83,11 @@ def _difference(source: Source, forward: Forward, arrays: Arrays) -> float:
         raise _wrong(f"outputs are {shapes[1]}, PyTorch's are {shapes[0]}")
     largest = 0.0
     for one, other in zip(expected, found, strict=True):
-        if not np.isfinite(one).all() or not np.isfinite(other).all():
-            whose = "PyTorch's" if not np.isfinite(one).all() else "the exported model's"
-            raise _wrong(f"{whose} outputs are not all finite")
+        if not np.isfinite(one).all():
+            cause = "the trained weights give NaN or infinity in PyTorch already"
+            raise HotloopError("the model's outputs are not all finite", cause, "name an earlier checkpoint of the run")
+        if not np.isfinite(other).all():
+            raise _wrong("the exported model's outputs are not all finite")
         for row, other_row in zip(one, other, strict=True):  # all at once they may take gigabytes
             if row.size:
                 largest = max(largest, float(np.abs(row.astype(np.float64) - other_row.astype(np.float64)).max()))

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,7 @@ from hotloop.export.artefact import publish, workspace
 from hotloop.export.check import compare, time_both
 from hotloop.export.manifest import Agreement, Kind, Latency, Manifest, Port, Precision, StoredFile
 from hotloop.export.program import capture, package_forward, save_package
-from hotloop.export.source import Forward, Source
+from hotloop.export.source import Forward, Source, Trained
 from hotloop.train.checkpoint.convert import apart
 
 if TYPE_CHECKING:
@@ -62,17 +62,17 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Made:
-    """A model in its workspace.
+    """What there is to say of a model in its workspace.
 
     Attributes:
-        source: what it was made of, its inputs varying as the file's do.
-        forward: runs it; None: it is not to be run.
+        inputs, outputs: of the program; weights alone have none.
     """
 
-    source: Source
-    forward: Forward | None = None
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[str, ...] = ()
     opset: int | None = None
     agreement: Agreement | None = None
+    latency: tuple[Latency, ...] = ()
 
 
 def default_name(kind: Kind, precision: Precision, encrypted: bool) -> str:
@@ -81,10 +81,11 @@ def default_name(kind: Kind, precision: Precision, encrypted: bool) -> str:
     return f"{stem}{SUFFIXES[kind]}{'.enc' if encrypted else ''}"
 
 
-def export(source: Source, wanted: Wanted, tell: Callable[[str], None] = lambda _: None) -> Manifest:
+def export(source: Source | Trained, wanted: Wanted, tell: Callable[[str], None] = lambda _: None) -> Manifest:
     """Write a model's file with its manifest, whole or not at all.
 
     Args:
+        source: weights alone for `safetensors`, and for that only.
         tell: told, in a line, what is being done.
 
     Raises:
@@ -94,16 +95,11 @@ def export(source: Source, wanted: Wanted, tell: Callable[[str], None] = lambda 
     _check_asked(wanted)
     with workspace(wanted.out, wanted.replace) as folder:
         path = folder / wanted.out.name
-        made = (_safetensors if wanted.kind == "safetensors" else _program)(source, wanted, path, tell)
-        agreement = made.agreement
-        latency: tuple[Latency, ...] = ()
-        if wanted.check and made.forward:
-            tell("comparing outputs with PyTorch's")
-            agreement = compare(made.source, made.forward, wanted.precision, wanted.tolerance, wanted.samples)
-            tell("timing it")
-            latency = time_both(source, _ENGINES[wanted.kind], made.forward)
-        describe = partial(_describe, wanted, made, agreement, latency)
-        return publish(folder, wanted.out, describe, wanted.sign, wanted.secret)
+        if isinstance(source, Trained):
+            made = _safetensors(source, wanted, path, tell)
+        else:
+            made = _program(source, wanted, path, tell)
+        return publish(folder, wanted.out, partial(_describe, source, wanted, made), wanted.sign, wanted.secret)
 
 
 def _check_asked(wanted: Wanted) -> None:
@@ -121,16 +117,31 @@ def _check_asked(wanted: Wanted) -> None:
 
 def _program(source: Source, wanted: Wanted, path: Path, tell: Callable[[str], None]) -> _Made:
     tell("following the model's computation")
-    program, source = capture(source, _example(source))
-    if wanted.kind == "torch":
-        save_package(program, path)
-        return _Made(source, package_forward(path.read_bytes()) if wanted.check else None)
-    return _onnx(program, source, wanted, path, tell)
+    program, varying = capture(source, _example(source))
+    opset, forward = (_package if wanted.kind == "torch" else _onnx)(program, varying, wanted, path, tell)
+    made = _Made(_ports(varying), varying.outputs, opset)
+    if not forward:
+        return made
+    tell("comparing outputs with PyTorch's")
+    agreement = compare(varying, forward, wanted.precision, wanted.tolerance, wanted.samples)
+    tell("timing it")
+    return replace(made, agreement=agreement, latency=time_both(source, _ENGINES[wanted.kind], forward))
+
+
+_Written = tuple[int | None, Forward | None]
+"""A program's opset, and what runs it if it is to be checked."""
+
+
+def _package(
+    program: ExportedProgram, source: Source, wanted: Wanted, path: Path, tell: Callable[[str], None]
+) -> _Written:  # fmt: skip
+    save_package(program, path)
+    return None, package_forward(path.read_bytes()) if wanted.check else None
 
 
 def _onnx(
     program: ExportedProgram, source: Source, wanted: Wanted, path: Path, tell: Callable[[str], None]
-) -> _Made:  # fmt: skip
+) -> _Written:  # fmt: skip
     from hotloop.export.onnx_file import convert, opset_of, write_onnx
     from hotloop.export.predict import onnx_forward
 
@@ -142,30 +153,30 @@ def _onnx(
         tell(f"converting it to {wanted.precision}")
         convert(file, wanted.precision, source, wanted.samples)
     if wanted.kind == "onnx":
-        return _Made(source, onnx_forward(file) if wanted.check else None, opset)
+        return opset, onnx_forward(file) if wanted.check else None
     from hotloop.export.tensorrt_engine import engine_forward, write_engine
 
     tell("building a TensorRT engine")
     write_engine(file, path, source, _LARGEST_BATCH)
-    return _Made(source, engine_forward(path, source) if wanted.check else None, opset)
+    return opset, engine_forward(path, source) if wanted.check else None
 
 
-def _safetensors(source: Source, wanted: Wanted, path: Path, tell: Callable[[str], None]) -> _Made:
+def _safetensors(trained: Trained, wanted: Wanted, path: Path, tell: Callable[[str], None]) -> _Made:
     tell("writing weights")
-    tensors = apart({name: tensor.detach().contiguous() for name, tensor in source.model.state_dict().items()})
-    origin = source.origin
+    tensors = apart({name: tensor.detach().contiguous() for name, tensor in trained.state.items()})
+    origin = trained.origin
     described = {
         "format": "pt", "job": origin.job, "model": origin.model, "epoch": str(origin.epoch), "step": str(origin.step),
-        "weights": origin.weights, "classes": json.dumps(source.classes),
+        "weights": origin.weights, "classes": json.dumps(trained.classes),
     }  # fmt: skip
     path.write_bytes(save(tensors, described))
     if not wanted.check:
-        return _Made(source)
+        return _Made()
     read = load_file(path)
     differ = [name for name, tensor in tensors.items() if not torch.equal(tensor, read[name])]
     if differ:
         raise HotloopError(f"{path.name} holds other weights", f"{differ[0]} differs as it is read", "see to the disk")
-    return _Made(source, agreement=Agreement(0.0, 0.0, 0, 0))
+    return _Made(agreement=Agreement(0.0, 0.0, 0, 0))
 
 
 def _example(source: Source) -> list[Tensor]:
@@ -185,26 +196,22 @@ def _ports(source: Source) -> tuple[Port, ...]:
     )
 
 
-def _describe(
-    wanted: Wanted, made: _Made, agreement: Agreement | None, latency: tuple[Latency, ...],
-    files: tuple[StoredFile, ...],
-) -> Manifest:  # fmt: skip
-    source = made.source
+def _describe(source: Source | Trained, wanted: Wanted, made: _Made, files: tuple[StoredFile, ...]) -> Manifest:
     signer = wanted.sign.public_key().public_bytes_raw().hex() if wanted.sign else ""
     return Manifest(
         kind=wanted.kind,
         precision=wanted.precision,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         files=files,
-        inputs=_ports(source),
-        outputs=source.outputs,
+        inputs=made.inputs,
+        outputs=made.outputs,
         origin=source.origin,
         versions=_versions(wanted.kind),
         opset=made.opset,
         images=source.images,
         classes=source.classes,
-        agreement=agreement,
-        latency=latency,
+        agreement=made.agreement,
+        latency=made.latency,
         signer=signer,
         encryption="aes-256-gcm" if wanted.secret else "",
     )

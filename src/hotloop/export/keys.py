@@ -134,7 +134,7 @@ def _write_new(file: Path, content: bytes, mode: int) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except OSError as error:
-        raise cannot_write(file, error, InputError) from None
+        raise cannot_write(file, error, InputError, "hotloop export key FILE") from None
     try:
         with os.fdopen(descriptor, "wb") as opened:
             opened.write(content)
@@ -143,4 +143,4 @@ def _write_new(file: Path, content: bytes, mode: int) -> None:
         fsync_directory(file.parent)
     except OSError as error:
         file.unlink(missing_ok=True)
-        raise cannot_write(file, error, InputError) from None
+        raise cannot_write(file, error, InputError, "hotloop export key FILE") from None

@@ -89,6 +89,10 @@ def open_classifier(
     """
     verified, contents = load(model, key, secret)
     manifest = verified.manifest
+    if manifest.kind not in ("onnx", "torch"):
+        cause = f"it is a {manifest.kind} file, which holds no program" if manifest.kind == "safetensors" else (
+            "a TensorRT engine runs by TensorRT alone")  # fmt: skip
+        raise InputError(f"{model} cannot be run", cause, "export it with --to onnx")
     if manifest.images is None or not manifest.classes:
         takes = ", ".join(f"{one.name} {list(one.shape)}" for one in manifest.inputs)
         raise InputError(
@@ -98,11 +102,7 @@ def open_classifier(
     if manifest.kind == "onnx":
         data = {stored.name: content for stored, content in zip(manifest.files[1:], contents[1:], strict=True)}
         return Classifier(verified, manifest.images, onnx_forward(contents[0], data))
-    if manifest.kind == "torch":
-        return Classifier(verified, manifest.images, _torch_forward(model, verified, contents[0]))
-    cause = f"it is a {manifest.kind} file, which holds no program" if manifest.kind == "safetensors" else (
-        "a TensorRT engine runs by TensorRT alone")  # fmt: skip
-    raise InputError(f"{model} cannot be run", cause, "export it with --to onnx")
+    return Classifier(verified, manifest.images, _torch_forward(model, verified, contents[0]))
 
 
 def onnx_forward(model: bytes | Path, data: Mapping[str, bytes] = MappingProxyType({})) -> Forward:

@@ -1,4 +1,6 @@
-"""A run's trained model as it is in PyTorch: on the CPU, in fp32, with what goes in and what it is held against."""
+"""A run's trained model as it is in PyTorch: on the CPU, in fp32, with what goes in and what it is held against; or its
+weights alone, which need neither its data nor its source.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import ImagesTask, Job
 from hotloop.core.job_file import load_job
 from hotloop.core.run import Run, find_run
 from hotloop.data.dataset import Dataset
-from hotloop.data.images import ImageFiles
+from hotloop.data.image_arrays import is_image_array
 from hotloop.data.loader import Loaders, LoaderSettings
 from hotloop.data.random import sample_numbers
 from hotloop.export.manifest import ImageInput, Origin
@@ -48,6 +50,22 @@ class Input:
     name: str
     keyword: bool
     varying: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights to be exported without a program.
+
+    Attributes:
+        state: in fp32, by the model's own names.
+        classes: empty where the data is not there.
+        images: how image files become the model's input.
+    """
+
+    state: Mapping[str, Tensor]
+    classes: tuple[str, ...]
+    images: ImageInput | None
+    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -130,11 +148,15 @@ class Source:
     @property
     def images(self) -> ImageInput | None:
         """How image files become the model's input."""
-        task = self.job.task
-        if not isinstance(task, ImagesTask) or not isinstance(self.task, ImageClassification):
-            return None
-        exact = not isinstance(self.dataset, ImageFiles)  # arrays of that size are looked at as they are
-        return ImageInput(task.image_size, task.center_crop, exact, task.mean, task.std, task.max_pixels)
+        return _image_input(self.job)
+
+
+def _image_input(job: Job) -> ImageInput | None:
+    task = job.task
+    if not isinstance(task, ImagesTask):
+        return None
+    exact = is_image_array(job.data.val or job.data.train)  # arrays of that size are looked at as they are
+    return ImageInput(task.image_size, task.center_crop, exact, task.mean, task.std, task.max_pixels)
 
 
 def named_run(text: str, root: Path) -> tuple[Run, Path]:
@@ -168,9 +190,7 @@ def open_source(
         InputError: it has no checkpoint, or its job, data and weights do not go together.
         CheckpointError: it cannot be read.
     """
-    job = load_job(run.job_file, overrides)
-    speed = job.speed.model_copy(update={"channels_last": False})
-    job = job.model_copy(update={"device": "cpu", "precision": "fp32", "speed": speed})
+    job = _job(run, overrides)
     loaded = named_checkpoint(path, warn, lazily=True)
     state, kind = _weights(loaded, weights)
     task = load_task(job)
@@ -179,13 +199,62 @@ def open_source(
     dataset = val or train
     if dataset is None or train is None or not len(dataset):
         raise InputError("the task has no data", "what is exported is tried on it", "--set data.train=FOLDER")
-    fingerprint = loaded.state["identity"]["data"]
-    if fingerprint != train.fingerprint():
+    _tell_changes(job, train, loaded, warn)
+    return _described(job, task, model, dataset, _origin(run, job, loaded, kind))
+
+
+def open_weights(
+    run: Run, path: Path, overrides: Sequence[str], weights: Weights, warn: Callable[[str], None]
+) -> Trained:  # fmt: skip
+    """The weights of a run; of its data only the classes' names are read, and left out where it is not there.
+
+    Args:
+        path: as `named_run` gives it.
+        overrides, weights: as in `open_source`.
+        warn: told, in a line, of damaged checkpoints that are passed over, and of data that has changed or is missing.
+
+    Raises:
+        InputError: it has no checkpoint.
+        CheckpointError: it cannot be read.
+    """
+    job = _job(run, overrides)
+    loaded = named_checkpoint(path, warn, lazily=True)
+    state, kind = _weights(loaded, weights)
+    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    return Trained(state, _classes(job, loaded, warn), _image_input(job), _origin(run, job, loaded, kind))
+
+
+def _job(run: Run, overrides: Sequence[str]) -> Job:
+    """As it was trained, but for the CPU."""
+    job = load_job(run.job_file, overrides)
+    speed = job.speed.model_copy(update={"channels_last": False})
+    return job.model_copy(update={"device": "cpu", "precision": "fp32", "speed": speed})
+
+
+def _classes(job: Job, loaded: Loaded, warn: Callable[[str], None]) -> tuple[str, ...]:
+    if not isinstance(job.task, ImagesTask):
+        return ()
+    task = ImageClassification(job)
+    try:
+        train = task.data("train")
+    except HotloopError as error:
+        warn(f"{error.what}: names of classes are left out")
+        return ()
+    assert train
+    _tell_changes(job, train, loaded, warn)
+    return tuple(task.train_images.classes)
+
+
+def _tell_changes(job: Job, train: Dataset, loaded: Loaded, warn: Callable[[str], None]) -> None:
+    if loaded.state["identity"]["data"] != train.fingerprint():
         warn(f"{job.data.train} has changed since the run: names of classes, and what is compared, are of now")
-    origin = Origin(
-        job.name, run.name, job.model.name, *loaded.position, kind, fingerprint, _metrics(run, loaded.position[1])
+
+
+def _origin(run: Run, job: Job, loaded: Loaded, weights: Literal["model", "averaged"]) -> Origin:
+    fingerprint = loaded.state["identity"]["data"]
+    return Origin(
+        job.name, run.name, job.model.name, *loaded.position, weights, fingerprint, _metrics(run, loaded.position[1])
     )
-    return _described(job, task, model, dataset, origin)
 
 
 def _weights(loaded: Loaded, weights: Weights) -> tuple[Mapping[str, Tensor], Literal["model", "averaged"]]:

@@ -21,17 +21,19 @@ _COLOURS = (
 
 
 def render_plan(
-    name: str, lines: Sequence[str], parts: Mapping[str, float], rows: Sequence[Sequence[str]],
-    costs: Sequence[tuple[float, float, str]], spot: Sequence[str], curve: Sequence[tuple[float, float]],
+    name: str, lines: Sequence[str], parts: Mapping[str, float], ways: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[str]], costs: Sequence[tuple[float, float, str]], spot: Sequence[str],
+    curve: Sequence[tuple[float, float]], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The page, as HTML without any outside reference.
 
     Args:
         lines: what is found, in words.
         parts: of a GPU's memory, in bytes.
-        rows: of the table of options, as the terminal shows them.
+        ways, rows: of the tables of other ways and of options, as the terminal shows them.
         costs: hours, price and name of the options that fit.
         spot: what is found of spot machines, in words; curve: seconds between saves, and the share that is work.
+        notes: on the prices, in words.
     """
     total = sum(parts.values())
     shares = [(part, format_bytes(size), colour, size / total)
@@ -50,8 +52,9 @@ def render_plan(
     return (
         environment()
         .get_template("plan.html")
-        .render(name=name, lines=lines, shares=shares, rows=rows, prices=prices, spot=spot, saves=saves)
-    )
+        .render(name=name, lines=lines, shares=shares, ways=ways, rows=rows, prices=prices, spot=spot, saves=saves,
+                notes=notes)
+    )  # fmt: skip
 
 
 def _instances(label: str, costs: Sequence[tuple[float, float, str]], joined: bool = True) -> Series:

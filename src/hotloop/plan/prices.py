@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from datetime import date as Date  # noqa: N812 - a field has its name
 from importlib import resources
 from pathlib import Path
@@ -126,9 +127,20 @@ def _offer(row: dict[str, str]) -> Offer:
         memory_gib=_amount(row.get("memory_gib", "")),
         on_demand=_number(row.get("on_demand", "")),
         spot=_number(row.get("spot", "")),
-        date=Date.fromisoformat(row["date"]) if row.get("date") else None,
+        date=of_the_past(Date.fromisoformat(row["date"])) if row.get("date") else None,
         source=row.get("source", ""),
     )
+
+
+def of_the_past(date: Date) -> Date:
+    """A price's date.
+
+    Raises:
+        ValueError: it is to come.
+    """
+    if (date - datetime.now(UTC).date()).days > 1:  # in the east it is tomorrow already
+        raise ValueError(f"{date} is in the future")
+    return date
 
 
 def _number(text: str) -> float | None:
