@@ -119,7 +119,7 @@ def tried(case: Case, gib: float, device: str) -> dict[str, Any] | None:
         )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
-        if "out of memory" not in done.stderr and "OutOfMemory" not in done.stderr:
+        if not any(word in done.stderr for word in ("out of memory", "OutOfMemory", "ALLOC_FAILED")):
             sys.exit(f"{case.name}: {last}")
         print(f"{case.name} in {gib} GiB: {last}", file=sys.stderr, flush=True)
         return None
