@@ -183,14 +183,13 @@ def any_script(result: dict[str, Any]) -> tuple[str, str]:
     errors = [one["error"] for one in scripts if one["error"] is not None]
     close = sum(error <= result["goals"]["error"] for error in errors)
     costs = [one["overhead_ratio"]["median"] for one in scripts]
+    times = sorted({len(one["verdicts"]) for one in scripts})
+    often = f"{times[0]} × " if len(times) == 1 else f"{times[0]} to {times[-1]} × "
     text = (
         f"{sum(verdicts)} of {len(verdicts)} verdicts right; the step after mending predicted within 10 % of a step "
         f"for {close} of {len(errors)}, within {max(errors):.0%} for all; watching costs at most {max(costs):.1%}"
     )
-    return (
-        f"`hotloop profile` on {len(verdicts) // len(scripts)} × {len(scripts)} scripts with a known bottleneck",
-        text,
-    )
+    return f"`hotloop profile` on {often}{len(scripts)} scripts with a known bottleneck", text
 
 
 def imagenet_run(result: dict[str, Any]) -> tuple[str, str]:
