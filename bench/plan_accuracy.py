@@ -15,6 +15,7 @@ Goals: memory off by at most 3 % (median) and 10 % (worst), "fits" never wrong; 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -227,11 +228,15 @@ def train_case(number: int, device: str, folder: Path, pretend: bool) -> None:
 
     from hotloop.core.machine import read_machine
     from hotloop.train.prepare import prepare
-    from hotloop.train.world import joined_world
+    from hotloop.train.world import in_teams, joined_world
 
-    case = tiny(grid()[number], pretend) if device == "cpu" else grid()[number]
+    case = grid()[number]
+    if device == "cpu":
+        case = tiny(case, divided=case.gpus > 1)
     with pretended_world(case.gpus) if pretend else joined_world(device, 120.0) as world:
-        ready = prepare(job_of(case, folder, device), read_machine(), lambda text: print(text, file=sys.stderr), world)
+        job = job_of(case, folder, device)
+        world = in_teams(world, job)
+        ready = prepare(job, read_machine(), lambda text: print(text, file=sys.stderr), world)
         batch = batch_of(ready, case, device, world.data_size)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -274,7 +279,7 @@ def tiny(case: Case, divided: bool = False) -> Case:
     """The same on a CPU: that it runs is all that it shows."""
     model = "resnet18" if not case.context else "gpt2"
     layers = 2 if case.context else 0
-    sizes = {"model": model, "batch": 4, "context": min(case.context, 16), "layers": layers}
+    sizes = {"model": model, "batch": 4, "context": min(case.context, 16), "vocabulary": 64, "layers": layers}
     small = replace(case, **sizes, precision="fp32", compiled=False, activations="keep")
     return small if divided else replace(small, gpus=1, parallel="none")
 
@@ -298,17 +303,35 @@ def measure(device: str, gpus: int, pretend: bool, only: str) -> Iterator[dict[s
             script = [__file__, "--case", str(number), "--device", device, "--folder", folder]
             script += ["--pretend"] if pretend else []
             alone = gpus == 1 or pretend
-            start = [sys.executable] if alone else [sys.executable, "-m", "torch.distributed.run", f"--nproc={gpus}"]
-            environment = for_training(os.environ)
-            done = subprocess.run(
-                [*start, *script], capture_output=True, text=True, timeout=300, check=False, env=environment
+            start = (
+                [sys.executable]
+                if alone
+                else [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={gpus}"]
             )
-        if done.returncode:
-            print(f"{case.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+            found = trained([*start, *script])
+        if isinstance(found, str):
+            print(f"{case.name}: {found}", file=sys.stderr)
             continue
-        cases[case.name] = {**json.loads(done.stdout.strip().splitlines()[-1]), "source_sha256": source()}
+        cases[case.name] = {**found, "source_sha256": source()}
         print(f"{case.name}: {cases[case.name]}", file=sys.stderr, flush=True)
         yield {"cases": cases, "steps": STEPS}
+
+
+def trained(command: list[str]) -> dict[str, Any] | str:
+    """What a process of `train_case` told, or why it told nothing. All that it has started ends with it."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=for_training(os.environ), start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks
+            return "took more than 300 s"
+    if process.returncode:
+        return "".join(err.strip().splitlines()[-1:])
+    told: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return told
 
 
 def main() -> None:
@@ -329,6 +352,7 @@ def main() -> None:
         return
     measured = measure(options.device, options.gpus, options.pretend, options.only)
     found = measured if options.measure else iter([compare(options.card)])
+    content: dict[str, Any] = {}
     for content in found:
         if options.device == "cuda" if options.measure else options.record:
             content = record("plan_measured" if options.measure else "plan_accuracy", content)
