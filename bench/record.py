@@ -82,6 +82,12 @@ def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+def record_so_far(name: str, content: dict[str, Any], device: str) -> None:
+    """Of a bench on GPUs that takes minutes: what it has, marked as a part of it, for a run that is cut off."""
+    if device == "cuda":
+        record(name, {**content, "partial": True})
+
+
 def of_this_source(name: str) -> dict[str, Any]:
     """What is recorded of the very source that is here, if anything is: a bench can be measured part by part."""
     file = RESULTS / f"{name}.json"

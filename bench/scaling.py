@@ -1,8 +1,9 @@
 """ResNet-50 on all GPUs of one host against one of them: `hotloop train`, and DistributedDataParallel by hand.
 
 224 pixels, bf16, batches of 256 on each GPU. Data lies on the GPUs, or comes from JPEG files (photographs of 500 × 375
-pixels, 110 to 140 KiB). Each figure is an epoch of a run of its own process, after those in which all is compiled and
-tried. The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on the GPU.
+pixels, 110 to 140 KiB). Each figure is an epoch of a run, of 24 steps with any number of GPUs, after those in which all
+is compiled and tried. The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on
+the GPU.
 
 Goals: 0.975 of so many times one GPU's speed; from JPEG files 0.95 of the speed with data on the GPUs.
 """
@@ -22,7 +23,7 @@ import tomli_w
 import torch
 from contenders import Image, hand_written, measure
 from photographs import make_photographs
-from record import Figure, add_device, publish
+from record import Figure, add_device, publish, record_so_far
 from step import resnet
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
@@ -38,7 +39,7 @@ class Sizes:
     Attributes:
         ranks: GPUs, or processes.
         batch: on each of them.
-        images: of an epoch.
+        steps: of an epoch, as many with any number of GPUs: what begins and ends an epoch weighs the same.
     """
 
     def __init__(self, device: str) -> None:
@@ -47,21 +48,25 @@ class Sizes:
         self.ranks = 2 if tiny else torch.cuda.device_count()
         self.network, self.classes = ("resnet18", 10) if tiny else ("resnet50", 1000)
         self.pixels, self.batch = (32, 8) if tiny else (224, 256)
-        self.images = self.ranks * self.batch * (2 if tiny else 24)
-        self.steps = 4 if tiny else 100
+        self.steps, self.steps_by_hand = (2, 4) if tiny else (24, 100)
+        self.warm_epochs, self.epochs = (1, 3) if tiny else (-(-_WARM_STEPS // self.steps), 8)
+
+    def images(self, ranks: int) -> int:
+        return ranks * self.batch * self.steps
 
 
-def write_arrays(file: Path, sizes: Sizes) -> None:
+def write_arrays(file: Path, sizes: Sizes, ranks: int) -> Path:
     random = np.random.default_rng(0)
-    shape = (sizes.images, sizes.pixels, sizes.pixels, 3)
+    shape = (sizes.images(ranks), sizes.pixels, sizes.pixels, 3)
     pixels = np.frombuffer(random.bytes(int(np.prod(shape))), np.uint8).reshape(shape)
-    np.savez(file, images=pixels, labels=random.integers(0, sizes.classes, sizes.images))
+    np.savez(file, images=pixels, labels=random.integers(0, sizes.classes, len(pixels)))
+    return file
 
 
 def trained(sizes: Sizes, data: Path, ranks: int, folder: Path) -> list[float]:
     """Images/s of each epoch of `hotloop train` once it is warm."""
     batch = sizes.batch * ranks
-    warm = 1 if sizes.device == "cpu" else -(-_WARM_STEPS * batch // sizes.images)
+    epochs = sizes.warm_epochs + sizes.epochs
     run = folder / f"run-{len(list(folder.iterdir()))}"
     augment: dict[str, Any] = {"flip": 0.5, "crop_scale": _SCALE, "crop_ratio": _RATIO}
     if data.suffix == ".npz":
@@ -71,11 +76,11 @@ def trained(sizes: Sizes, data: Path, ranks: int, folder: Path) -> list[float]:
         "task": {"image_size": sizes.pixels, "augment": augment},
         "data": {"train": str(data), "batch_size": batch, "last_batch": "drop"},
         "model": {"name": sizes.network, "arguments": {"num_classes": sizes.classes}},
-        "train": {"epochs": warm + 3},
+        "train": {"epochs": epochs},
         "optimizer": {"name": "sgd", "learning_rate": 0.01},
         "speed": {"compile": sizes.device == "cuda"},
         "ranks": {"processes": ranks, "restarts": 0},
-        "checkpoint": {"every": f"{warm + 3} epochs"},
+        "checkpoint": {"every": f"{epochs} epochs"},
         "run": {"dir": str(run)},
     }
     file = folder / "job.toml"
@@ -88,7 +93,7 @@ def trained(sizes: Sizes, data: Path, ranks: int, folder: Path) -> list[float]:
         if "warning" in line:
             print(line, file=sys.stderr)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record["samples_per_second"] for record in records if record["event"] == "epoch"][warm:]
+    return [record["samples_per_second"] for record in records if record["event"] == "epoch"][sizes.warm_epochs :]
 
 
 def rank_main(rank: int, ranks: int, sizes: Sizes, rounds: int, folder: str) -> None:
@@ -105,7 +110,7 @@ def rank_main(rank: int, ranks: int, sizes: Sizes, rounds: int, folder: str) -> 
     image = Image(sizes.batch, sizes.pixels, sizes.classes)
     make, mode = resnet(sizes.network, sizes.classes), "default" if cuda else None
     contender = partial(hand_written, make, image, sizes.device, torch.bfloat16, True, mode, cuda, spread)
-    measured = measure({"by hand": contender}, sizes.device, rounds, sizes.steps)["by hand"]
+    measured = measure({"by hand": contender}, sizes.device, rounds, sizes.steps_by_hand)["by hand"]
     if rank == 0:
         speeds = [sizes.batch * ranks * rate for rate in measured.rates]
         (Path(folder) / f"by-hand-{ranks}.json").write_text(json.dumps(speeds))
@@ -122,7 +127,7 @@ def by_hand(sizes: Sizes, ranks: int, rounds: int, folder: Path) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each; an epoch of three is a figure")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, whose epochs are the figures")
     parser.add_argument("--photographs", type=Path, help="a folder of them; made if it is empty or not there")
     parser.add_argument("--without", nargs="*", default=[], choices=["jpeg", "by hand"])
     add_device(parser)
@@ -130,40 +135,49 @@ def main() -> None:
     sizes = Sizes(arguments.device)
     speeds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder, arrays = Path(name), Path(name) / "images.npz"
-        write_arrays(arrays, sizes)
-        contenders = {"1": partial(trained, sizes, arrays, 1, folder),
-                      str(sizes.ranks): partial(trained, sizes, arrays, sizes.ranks, folder)}  # fmt: skip
+        folder = Path(name)
+        contenders = {}
+        for ranks in (1, sizes.ranks):
+            arrays = write_arrays(folder / f"images-{ranks}.npz", sizes, ranks)
+            contenders[str(ranks)] = partial(trained, sizes, arrays, ranks, folder)
         if "jpeg" not in arguments.without:
             photographs = arguments.photographs or folder / "photographs"
             if not photographs.exists() or not os.listdir(photographs):
-                make_photographs(photographs, sizes.images)
+                make_photographs(photographs, sizes.images(sizes.ranks))
             contenders["JPEG files"] = partial(trained, sizes, photographs, sizes.ranks, folder)
         for number in range(arguments.rounds):
             for contender, figures in contenders.items():
                 found = figures()
                 speeds.setdefault(contender, []).extend(found)
                 print(f"round {number + 1}, {contender}: {[round(speed) for speed in found]}", file=sys.stderr)
+                record_so_far("scaling", content(sizes, speeds), sizes.device)
         if "by hand" not in arguments.without:
             for ranks in (1, sizes.ranks):
                 speeds[f"{ranks}, by hand"] = by_hand(sizes, ranks, 3 * arguments.rounds, folder)
+                record_so_far("scaling", content(sizes, speeds), sizes.device)
     publish_or_print(content(sizes, speeds), arguments)
 
 
 def content(sizes: Sizes, speeds: dict[str, list[float]]) -> dict[str, Any]:
+    """Figures and ratios of what has been timed so far."""
     figures = {name: Figure.of(values, "images/s") for name, values in speeds.items()}
     several = str(sizes.ranks)
-    scaling = {"hotloop": figures[several].median / figures["1"].median / sizes.ranks}
-    if "1, by hand" in figures:
-        scaling["by hand"] = figures[f"{several}, by hand"].median / figures["1, by hand"].median / sizes.ranks
-        scaling["hotloop against by hand"] = figures[several].median / figures[f"{several}, by hand"].median
-    if "JPEG files" in figures:
-        scaling["JPEG files"] = figures["JPEG files"].median / figures[several].median
+    pairs = {
+        "hotloop": (several, "1", sizes.ranks),
+        "by hand": (f"{several}, by hand", "1, by hand", sizes.ranks),
+        "hotloop against by hand": (several, f"{several}, by hand", 1),
+        "JPEG files": ("JPEG files", several, 1),
+    }
     return {
         "ranks": sizes.ranks,
         "goals": {"hotloop": 0.975, "JPEG files": 0.95},
         "images_per_second": {name: vars(figure) for name, figure in figures.items()},
-        "scaling": scaling,
+        "epochs": speeds,
+        "scaling": {
+            name: figures[one].median / figures[other].median / times
+            for name, (one, other, times) in pairs.items()
+            if one in figures and other in figures
+        },
     }
 
 
