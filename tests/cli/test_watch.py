@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -20,6 +20,7 @@ from exporter import certificate, no_openssl
 
 pytest.importorskip("textual", reason="no hotloop[monitor]")
 
+from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from hotloop.monitor.demo import Demo
@@ -161,27 +162,37 @@ def test_who_answers_cannot_steer_the_terminal(hotloop: Command) -> None:
         assert "HTTP 500 ?[31mred" in hotloop("watch", "--url", url, "--once", expect=1).err
 
 
+async def looked(app: Watch, pilot: Pilot[None]) -> None:
+    """Wait until the page shows what its last look has found."""
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+@asynccontextmanager
+async def page(watched: Watched, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[Watch, Pilot[None]]]:
+    """The live page after its first look."""
+    app = Watch(watched, "here", 3600)
+    async with app.run_test(size=size) as pilot:
+        await looked(app, pilot)
+        yield app, pilot
+
+
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 def test_the_live_page_sorts_and_shows_details(size: tuple[int, int]) -> None:
     async def use() -> None:
-        app = Watch(Watched(Demo()), "here", 3600)
-        async with app.run_test(size=size) as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+        async with page(Watched(Demo()), size) as (app, pilot):
             jobs = app.query_one("#jobs", DataTable)
             names = [str(jobs.get_row_at(row)[0]) for row in range(jobs.row_count)]
             assert names == sorted(names)
             assert app.query_one("#cards", DataTable).row_count == 8
             await pilot.press("s")
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+            await looked(app, pilot)
             assert str(jobs.get_row_at(0)[0]) == "imagenet-resnet50", "who waits longest for data comes first"
             cards = app.query_one("#cards", DataTable)
             assert [str(table.ordered_columns[-1].label) for table in (cards, jobs)] == ["busy", "step time"]
             for _ in range(6):
                 await pilot.press("l")
-                await app.workers.wait_for_complete()
-                await pilot.pause()
+                await looked(app, pilot)
             assert [str(table.ordered_columns[-1].label) for table in (cards, jobs)] == ["power", "power"]
             assert len(str(cards.get_row_at(0)[-1])) >= 7, "a block a look"
             assert max(cards.virtual_size.width, jobs.virtual_size.width) <= size[0], "nothing to scroll to"
@@ -197,18 +208,13 @@ def test_details_go_on_while_they_are_shown() -> None:
     clock = [1_000_000.0]
 
     async def use() -> None:
-        app = Watch(Watched(Demo(now=lambda: clock[0]), now=lambda: clock[0]), "here", 3600)
-
         async def look() -> str:
             app._look()
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+            await looked(app, pilot)
             table: Any = app.screen.query_one("#pairs", Static).content
             return " ".join(str(cell) for column in table.columns for cell in column.cells)
 
-        async with app.run_test() as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+        async with page(Watched(Demo(now=lambda: clock[0]), now=lambda: clock[0])) as (app, pilot):
             await pilot.press("enter")
             before = await look()
             clock[0] += 60
@@ -233,10 +239,7 @@ class Crowded(Demo):
 @pytest.mark.parametrize(("size", "told", "last"), [((80, 12), 1, "and 5 more"), ((80, 60), 6, "hang")])
 def test_what_stands_out_takes_the_room_that_there_is(size: tuple[int, int], told: int, last: str) -> None:
     async def use() -> None:
-        app = Watch(Watched(Crowded()), "here", 3600)
-        async with app.run_test(size=size) as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+        async with page(Watched(Crowded()), size) as (app, _):
             verdict = app.query_one("#verdict", Static)
             text = str(verdict.content)
             assert (text.count("no sign of life"), text.endswith(last)) == (told, True)

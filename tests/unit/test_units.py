@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.core.units import Interval, count, format_bytes, format_seconds, printable
+from hotloop.core.units import Interval, count, escaped, format_bytes, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_amounts_for_people() -> None:
 
 
 def test_names_stay_in_their_line() -> None:
-    assert printable("größe 1.jpg") == "größe 1.jpg"
-    assert printable("a\nb\x1b[2J\udcff") == "a\\nb\\x1b[2J\\udcff"
+    assert escaped("größe 1.jpg") == "größe 1.jpg"
+    assert escaped("a\nb\x1b[2J\udcff") == "a\\nb\\x1b[2J\\udcff"

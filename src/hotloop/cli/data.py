@@ -12,7 +12,7 @@ import click
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
-from hotloop.core.units import count, format_bytes, printable
+from hotloop.core.units import count, escaped, format_bytes
 
 if TYPE_CHECKING:
     from hotloop.data.check import Findings
@@ -61,7 +61,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
         click.echo(json.dumps({**asdict(findings), "error": findings.is_error}))
     else:
         for line in _lines(findings):
-            click.echo(printable(line))
+            click.echo(escaped(line))
         if page:
             click.echo(f"page: {page}")
     return int(findings.is_error)
@@ -117,7 +117,7 @@ def pack(
         return 0
     click.echo(f"{amount} in {count(len(packed.shards), 'shard')}: {folder}")
     for line in _named("damaged, left out", [f"{one.path}: {one.reason}" for one in packed.damaged]):
-        click.echo(printable(line))
+        click.echo(escaped(line))
     return int(bool(packed.damaged))
 
 

@@ -18,7 +18,7 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
-from hotloop.core.units import count, format_amount, format_seconds, printable
+from hotloop.core.units import count, escaped, format_amount, format_seconds
 from hotloop.launch.fruitless import STARTS, count_start
 
 _STOPPED_EARLY = 75
@@ -235,7 +235,7 @@ def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
     if result.corrupt_files:
         were = "file was" if len(result.corrupt_files) == 1 else "files were"
         lines.append(f"{len(result.corrupt_files)} damaged {were} replaced, in validation left out:")
-        lines += [printable(f"  {damaged['path']}: {damaged['reason']}") for damaged in result.corrupt_files]
+        lines += [escaped(f"  {damaged['path']}: {damaged['reason']}") for damaged in result.corrupt_files]
     if result.status == "preempted":
         again = "" if fixed else f" --set run.dir={directory}"
         lines.append(f"saved, as {result.stopped_by} asked; to continue: hotloop train {file}{again}")

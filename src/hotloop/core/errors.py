@@ -78,9 +78,11 @@ class DamagedSample(HotloopError):
         return DamagedSample, (self.name, self.reason)
 
 
-FIXES = {
+_NO_SPACE = {
     errno.ENOSPC: "free some space (df -h), then start the same command again",
     errno.EDQUOT: "raise the quota or free some space, then start the same command again",
+}
+_ANOTHER_PLACE = {
     errno.EROFS: "choose a folder that can be written to",
     errno.EACCES: "choose a folder that can be written to",
     errno.EPERM: "choose a folder that can be written to",
@@ -88,6 +90,7 @@ FIXES = {
     errno.EEXIST: "a part of that path is a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+FIXES = _NO_SPACE | _ANOTHER_PLACE
 """What to do about a failed write, by errno."""
 
 
@@ -107,6 +110,6 @@ def cannot_write(
         elsewhere: what to type for another place.
     """
     fix = FIXES.get(error.errno or 0, "see that the disk is mounted and healthy, then start the same command again")
-    if error.errno in FIXES and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _ANOTHER_PLACE:
         fix = f"{fix}; {elsewhere}"
     return kind(f"cannot write {path}", error.strerror or str(error), fix)

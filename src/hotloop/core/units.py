@@ -90,6 +90,6 @@ def count(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """Of a name: what would break the line or move the cursor is written as in Python's strings."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -54,6 +54,8 @@ class Way:
 class Tracer:
     """Traces a job's step in one way after another. Each takes 1 to 3 s on two cores, one of many blocks no longer."""
 
+    _device = "meta"
+
     def __init__(self, job: Job, task: Task, dataset: Dataset) -> None:
         speed = job.speed.model_copy(update={"channels_last": False})
         self._job = job.model_copy(update={"device": "cpu", "speed": speed})
@@ -122,8 +124,6 @@ class Tracer:
                     wrap_forward(block, _on_gpu_again)
                 recompute_activations(model, activations)
         return model
-
-    _device = "meta"
 
     def _tensors(self) -> AbstractContextManager[None]:
         """Within, tensors are made."""

@@ -14,10 +14,7 @@ class Ways:
     """A job's ways to train, each traced with the first batch that is asked for; others are reckoned from that.
 
     Args:
-        least: the smallest batch that the model can be given.
-
-    Attributes:
-        least: the same.
+        least: the smallest batch that the model can be given; also an attribute.
     """
 
     def __init__(self, tracer: Tracer, least: int) -> None:

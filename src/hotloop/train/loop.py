@@ -19,7 +19,7 @@ from hotloop.core.history import History
 from hotloop.core.job import Job
 from hotloop.core.process import most_resident_bytes
 from hotloop.core.run import Run
-from hotloop.core.units import count, printable
+from hotloop.core.units import count, escaped
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Example, Task, Tensors
 from hotloop.train.agreement import Agreement, Wishes
@@ -414,9 +414,7 @@ class Loop:
         if len(met) > 2 * self._damages_told:
             self._damages_told = len(met)
             name, reason = met[-1]
-            self._parts.observer.warn(
-                f"{count(len(met), 'damaged file')} since this start; {printable(name)}: {reason}"
-            )
+            self._parts.observer.warn(f"{count(len(met), 'damaged file')} since this start; {escaped(name)}: {reason}")
 
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""
