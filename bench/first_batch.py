@@ -2,10 +2,12 @@
 
 A thousand class folders of a thousand names each. The names are links to a few small JPEGs, as it is the names that
 count. Each figure is a process of its own that opens the data as `hotloop train` does: list, fingerprint, workers,
-batch; one starts without an index.
+batch; one starts without an index. Memory is told with two thousand files, too: it must not grow with their number by
+more than their names and labels take.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +16,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from long_run import processes, state
 from record import Figure, publish
+
+_FEW = 2000
 
 
 def make_folder(folder: Path, images: int) -> None:
@@ -41,18 +46,21 @@ def first_batch(folder: Path) -> None:
     with Loaders([(data, LoaderSettings(256))], len(os.sched_getaffinity(0))) as (loader,):
         batches = loader.batches()
         assert next(batches).size == 256
-        print(time.time())
+        ready = time.time()
+        own = sum(state(process)["own_bytes"] for process in processes())
+        print(json.dumps({"ready": ready, "own_bytes": own, "ring_bytes": loader.memory.nbytes}))
         batches.close()
 
 
-def seconds(folder: Path, cache: str) -> float:
-    """Of a process, from its start to its first batch."""
-    started = time.time()
+def started(folder: Path, cache: str) -> dict[str, float]:
+    """What a process told, and the seconds from its start to its first batch."""
+    began = time.time()
     done = subprocess.run(
         [sys.executable, __file__, "--folder", str(folder)], stdout=subprocess.PIPE, text=True, timeout=600, check=True,
         env={**os.environ, "XDG_CACHE_HOME": cache},
     )  # fmt: skip
-    return float(done.stdout) - started
+    told: dict[str, float] = json.loads(done.stdout)
+    return {**told, "seconds": told["ready"] - began}
 
 
 def main() -> None:
@@ -66,15 +74,23 @@ def main() -> None:
         first_batch(arguments.folder)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder, cache = Path(temporary, "images"), str(Path(temporary, "cache"))
+        folder, few, cache = Path(temporary, "images"), Path(temporary, "few"), str(Path(temporary, "cache"))
         make_folder(folder, arguments.images)
+        make_folder(few, _FEW)
         time.sleep(3)  # what was written in the last two seconds is not indexed
-        cold = seconds(folder, cache)
-        warm = [seconds(folder, cache) for _ in range(arguments.rounds)]
+        cold = started(folder, cache)
+        warm = [started(folder, cache) for _ in range(arguments.rounds)]
+        small = [started(few, cache) for _ in range(arguments.rounds)]
+    memory = {
+        str(files): asdict(Figure.of([one["own_bytes"] for one in found], "bytes"))
+        for files, found in ((_FEW, small), (arguments.images, warm))
+    }
     content = {
         "images": arguments.images,
-        "without_index_seconds": cold,
-        "seconds": asdict(Figure.of(warm, "s")),
+        "without_index_seconds": cold["seconds"],
+        "seconds": asdict(Figure.of([one["seconds"] for one in warm], "s")),
+        "own_bytes_by_files": memory,
+        "ring_bytes": [small[0]["ring_bytes"], warm[0]["ring_bytes"]],
         "goal": "median <= 5",
     }
     publish("first_batch", content, arguments.json)
