@@ -243,3 +243,30 @@ def test_weights_that_do_not_fit_here_are_not_made(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("hotloop.plan.one_step.usable_memory_bytes", lambda: 1_000_000)
     with pytest.raises(InputError, match="weights and gradients take"):
         tracer(perceptron, (256,), OneStep).trace(Way(8, "fp32"))
+
+
+class Grouped(nn.Module):
+    """Attention of eight heads over two of keys and values, or over as many as are repeated for it."""
+
+    def __init__(self, repeated: bool) -> None:
+        super().__init__()
+        self.repeated = repeated
+        self.query, self.key = nn.Linear(64, 64), nn.Linear(64, 16)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        query, key = (part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in (self.query(x_BTC), self.key(x_BTC)))
+        if self.repeated:
+            key = key.repeat_interleave(4, dim=1)
+        return functional.scaled_dot_product_attention(query, key, key, enable_gqa=not self.repeated)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fewer_heads_of_keys_compute_as_much_as_repeated_ones(compiled: bool) -> None:
+    few, repeated = (
+        tracer(lambda many=many: Grouped(many), (16, 64)).trace(Way(8, "fp32", compiled=compiled))  # type: ignore[misc]
+        for many in (False, True)
+    )
+    attention = [[cost for cost in one.pass_costs if cost.kind == "attention"] for one in (few, repeated)]
+    forward, backward = 2 * 8 * 8 * 16 * 16 * 2 * 8, 2 * 8 * 8 * 16 * 16 * 5 * 8
+    for costs in attention:
+        assert sum(cost.flops * cost.count for cost in costs) == forward + backward
