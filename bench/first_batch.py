@@ -2,8 +2,7 @@
 
 A thousand class folders of a thousand names each. The names are links to a few small JPEGs, as it is the names that
 count. Each figure is a process of its own that opens the data as `hotloop train` does: list, fingerprint, workers,
-batch; one starts without an index. Memory is told with two thousand files, too: it must not grow with their number by
-more than their names and labels take.
+batch; one starts without an index. Memory is told with two thousand files, too: it must not grow with their number.
 """
 
 import argparse

@@ -132,5 +132,5 @@ class Listing:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         columns = [self.names.characters, self.names.ends, self.labels]
         for column in [*columns, *([self.spans.places] if self.spans else [])]:
-            digest.update(column.array.tobytes())
+            digest.update(column.array.data)  # not a copy: a mapped column can be larger than the memory
         return digest.hexdigest()

@@ -11,7 +11,7 @@ import numpy as np
 from hotloop.core.errors import InputError
 from hotloop.data.dataset import Dataset, sample_fields
 from hotloop.data.pool import OnDeath, Ticket, WhileWaiting, WorkerPool
-from hotloop.data.random import epoch_order
+from hotloop.data.random import Order
 from hotloop.data.ring import Ring
 from hotloop.data.stages import NOTHING, Stages
 from hotloop.data.worker import Feed
@@ -125,7 +125,7 @@ class Loader:
         self._free = deque(range(ring.slots))
         self._filling: deque[tuple[int, int, Ticket]] = deque()
         self._iterating = False
-        self._order: tuple[int, np.ndarray] | None = None
+        self._order: tuple[int, Order] | None = None
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -188,12 +188,14 @@ class Loader:
 
     def _ordered(self, epoch: int, number: int) -> Sequence[int]:
         """The samples of batch `number` of an epoch."""
+        samples = len(self.dataset)
+        places = self.settings.places(number, samples)
+        if not self.settings.shuffle:
+            return places
         if self._order is None or self._order[0] != epoch:
-            samples = len(self.dataset)
-            shuffled = self.settings.shuffle
-            self._order = (epoch, epoch_order(self.settings.seed, epoch, samples) if shuffled else np.arange(samples))
-        places = self.settings.places(number, len(self.dataset))
-        return [int(index) for index in self._order[1][places.start : places.stop]]
+            self._order = (epoch, Order(self.settings.seed, epoch, samples))
+        indices: list[int] = self._order[1].at(places).tolist()
+        return indices
 
     def _submit(self, epoch: int, indices: Sequence[int]) -> Ticket:
         encoded = min(self.encoded, len(indices))

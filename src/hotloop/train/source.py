@@ -16,7 +16,7 @@ from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.images import PIXELS
 from hotloop.data.loader import Batch, LoaderSettings
-from hotloop.data.random import epoch_order, sample_numbers
+from hotloop.data.random import Order, sample_numbers
 from hotloop.data.stages import Stages
 from hotloop.tasks.task import RANDOM, Tensors
 from hotloop.train.decoding import Decoded, Decoding, encoded_places, other_rows
@@ -132,7 +132,7 @@ class ArraySource:
     def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Order and random numbers of an epoch."""
         samples, seed = len(self.dataset), self.settings.seed
-        order = epoch_order(seed, epoch, samples) if self.settings.shuffle else np.arange(samples)
+        order = Order(seed, epoch, samples).at(range(samples)) if self.settings.shuffle else np.arange(samples)
         return order, sample_numbers(seed, epoch, samples, self._numbers)
 
     def _begin(self, order: np.ndarray, random: np.ndarray) -> np.ndarray:
