@@ -235,12 +235,14 @@ def exporter(result: dict[str, Any]) -> tuple[str, str]:
     ours = result["hotloop"]
     rival = next((name for name in result if name.startswith("nvitop-exporter")), "")
     text = (
-        f"{1000 * ours['cpu_seconds_each']['median']:.1f} ms of CPU, n = {ours['cpu_seconds_each']['n']}, "
+        f"{1000 * ours['cpu_seconds_each']['median']:.1f} ms of CPU, "
+        f"{1000 * ours['wall_seconds_each']['median']:.1f} ms by the clock, n = {ours['cpu_seconds_each']['n']}, "
         f"{ours['resident_bytes'] / 1e6:.0f} MB"
     )
     if rival:
         text += (
-            f"; {rival}, which knows no jobs, {1000 * result[rival]['cpu_seconds_each']['median']:.1f} ms, "
+            f"; {rival}, which knows no jobs, {1000 * result[rival]['cpu_seconds_each']['median']:.1f} ms and "
+            f"{1000 * result[rival]['wall_seconds_each']['median']:.1f} ms, "
             f"{result[rival]['resident_bytes'] / 1e6:.0f} MB"
         )
     return "`hotloop exporter`: a scrape a second of 8 pretended cards and 8 jobs", text

@@ -177,6 +177,27 @@ def test_a_script_may_validate_for_long_without_a_sign(way: str, late: int, tmp_
     check(tmp_path, RULES, told, promql_expr_test=times)
 
 
+def jumping(jump: int, at: int, start: int = 0) -> str:
+    """A moment that goes with the wall clock, which is set by so many seconds at a scrape."""
+    return f"{start}+30x{at - 1} {start + 30 * at + jump}+30x{MOMENTS - at}"
+
+
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_a_clock_that_is_set_is_no_hang_and_no_checkpoint_that_is_late(jump: int, tmp_path: Path) -> None:
+    """The exporter sees it a scrape before the training gives its next sign of life. Back: from what was wrong."""
+    start = max(0, -jump)
+    told = scene({
+        "exporter_last_collect_timestamp_seconds": jumping(jump, 100, start),
+        "job_heartbeat_timestamp_seconds": jumping(jump, 101, start),
+        "job_checkpoint_timestamp_seconds": jumping(jump, 101, start - 300),
+        "job_start_timestamp_seconds": f"{start}+0x100 {start + jump}+0x{MOMENTS - 101}",
+    })  # fmt: skip
+    times: list[dict[str, Any]] = [firing(at, {}) for at in ("49m", "50m", "50m30s", "51m", "52m", "70m")]
+    for name in ("hotloop:job_silence:seconds", "hotloop:run_checkpoint_age:seconds"):
+        times.append({"expr": f"min_over_time({name}[70m]) < 0", "eval_time": "70m", "exp_samples": []})
+    check(tmp_path, RULES, told, promql_expr_test=times)
+
+
 def test_wasted_seconds_go_to_the_job_that_holds_the_card(tmp_path: Path) -> None:
     expr = "sum by (instance, job_name) (sum_over_time(hotloop:gpu_wasted_seconds:last30s[1h]))"
     labels = '{instance="node1:9400", job_name="resnet"}'

@@ -96,7 +96,7 @@ def test_prometheus_takes_every_series_of_the_demo(tmp_path: Path) -> None:
         series = [line for line in running.ask().text.splitlines() if not line.startswith("#")]
         with prometheus(tmp_path, running.port) as watching:
             (taken,) = watching.wait_for("scrape_samples_scraped > 0")
-            assert abs(int(taken["value"][1]) - len(series)) <= 1, "the count of requests begins with the first"
+            assert abs(int(taken["value"][1]) - len(series)) <= 2, "what is told of answers begins with the first"
             joined = watching.wait_for(
                 "hotloop_job_data_wait_seconds_total / hotloop_job_step_seconds_total > 0.5"
                 " and on (job_name) hotloop_job_info"

@@ -192,6 +192,7 @@ METRICS = {
         "exporter_collect_duration_seconds",
         "exporter_collect_failures_total",
         "exporter_last_collect_timestamp_seconds",
+        "exporter_answer_age_seconds",
         "exporter_requests_total",
         "exporter_authentication_failures_total",
         "exporter_jobs_ignored",

@@ -117,6 +117,7 @@ def test_what_dashboards_and_alerts_may_ask_for_is_what_the_exporter_tells() -> 
     metrics = Metrics(Demo())
     metrics.count_request(200)
     metrics.count_push(True)
+    metrics.note_age(0.1)
     told = {one.name for one in (*CARD_METRICS, *JOB_METRICS, *metrics.families())}
     assert {PREFIX + name for name in told} == METRICS
 

@@ -68,3 +68,16 @@ def test_other_totals_begin_when_they_are_first_seen_or_fall() -> None:
         rows = [] if value is None else [(("GPU-1",), float(value))]
         told.append(starts_of(starts, [Family("gpu_energy_joules_total", "", ("uuid",), rows)], now))
     assert [one.get("hotloop_gpu_energy_joules_total") for one in told] == [10, 10, 10, 40, 40, None, 70]
+
+
+def test_no_total_begins_after_it_was_told_though_the_clock_was_set_back() -> None:
+    starts = Starts()
+    hour = 3600 * 10**9
+    for now in (2 * hour, hour, hour + 1):
+        families = [
+            *job_families(JobsReading((replace(LIVE, begun=6000.0),))),
+            Family("gpu_energy_joules_total", "", ("uuid",), [(("GPU-1",), 5.0)]),
+        ]
+        found = starts_of(starts, families, now)
+        assert 0 < found["hotloop_gpu_energy_joules_total"] <= now
+        assert 0 < found["hotloop_job_steps_total"] <= now

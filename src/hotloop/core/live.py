@@ -35,6 +35,8 @@ _MOST_FILES = 4096
 _PART = re.compile(r"\d+-\d+\.[0-9a-f]{16}\.part")
 _PART_SECONDS = 60.0
 """A part becomes a file at once; one that is so old is of a process that was killed before that."""
+_JUMP_SECONDS = 10.0
+"""By which somebody has set the wall clock; what is less is the clock's being kept right."""
 _SILENT_SECONDS = 3600.0
 """A process that cannot be asked for, as it lives in another container, is taken to be gone after so long."""
 PHASES = ("starting", "loading", "step", "validating", "saving", "ending")
@@ -150,6 +152,7 @@ class Publisher:
             "begun": now(), "heartbeat": now(), **who,
         }  # fmt: skip
         self._due = 0.0
+        self._ahead = now() - clock()
         name = f"{pid}-{self._live['started']}"
         self._file = folder / f"{name}.json" if folder and is_safe(folder) else None
         # Nobody can lay a link or a folder there before: in a folder of all users a name that is known could be taken.
@@ -188,7 +191,7 @@ class Publisher:
         """A checkpoint is whole."""
         self._live["saves"] += 1
         self._live["stalled_seconds"] += stalled
-        self.set(save_seconds=seconds, saved=self._now())
+        self.set(save_seconds=seconds, saved=self._moment())
 
     def set(self, **figures: Any) -> None:
         """Set figures by their names in `Live`."""
@@ -208,8 +211,18 @@ class Publisher:
         """A sign of life, now."""
         self._live["phase"] = phase
         self._due = self._clock() + _SECONDS
-        self._live["heartbeat"] = self._now()
+        self._live["heartbeat"] = self._moment()
         self.write()
+
+    def _moment(self) -> float:
+        """By the wall clock. If that was set, what was before is moved with it, as ages are to stay what they are."""
+        now = self._now()
+        jumped = now - self._clock() - self._ahead
+        if abs(jumped) > _JUMP_SECONDS:
+            self._ahead += jumped
+            for name in ("begun", "saved"):
+                self._live[name] = max(0.0, self._live[name] + jumped) if self._live[name] else 0.0
+        return now
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Keep metrics of the user's, the newest of each name."""

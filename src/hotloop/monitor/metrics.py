@@ -43,6 +43,7 @@ class Metrics(Collector):
         self._refused = 0
         self._pushes: Counter[str] = Counter()
         self._pushed = 0.0
+        self._age: float | None = None
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus_client has them."""
@@ -51,14 +52,21 @@ class Metrics(Collector):
 
     def families(self) -> Iterator[Family]:
         """All metrics that have a value."""
+        return self.look()[0]
+
+    def look(self) -> tuple[Iterator[Family], float]:
+        """All metrics that have a value, and when they had been read, by the clock."""
         with self._reading_lock:
             if self._reading is None or self._clock() - self._read_at >= FRESH_SECONDS:
                 self._reading = self._read()
                 self._read_at = self._clock()
-            reading = self._reading
-        yield from card_families(reading.cards)
-        yield from job_families(reading.jobs)
-        yield from self._own(reading)
+            reading, read_at = self._reading, self._read_at
+        return self._all(reading), read_at
+
+    def note_age(self, seconds: float) -> None:
+        """An answer held what was read so long before."""
+        with self._lock:
+            self._age = seconds
 
     def count_request(self, code: int) -> None:
         """A request was answered."""
@@ -75,6 +83,11 @@ class Metrics(Collector):
         with self._lock:
             self._pushes.update(sent=int(ok), failed=int(not ok))
             self._pushed = self._now() if ok else self._pushed
+
+    def _all(self, reading: _Reading) -> Iterator[Family]:
+        yield from card_families(reading.cards)
+        yield from job_families(reading.jobs)
+        yield from self._own(reading)
 
     def _read(self) -> _Reading:
         begun = self._clock()
@@ -98,7 +111,7 @@ class Metrics(Collector):
     def _own(self, reading: _Reading) -> Iterator[Family]:
         with self._lock:
             failures, last, requests = dict(self._failures), dict(self._last), dict(self._requests)
-            refused, pushes, pushed = self._refused, dict(self._pushes), self._pushed
+            refused, pushes, pushed, age = self._refused, dict(self._pushes), self._pushed, self._age
         ignored = {reason: reading.jobs.ignored.get(reason, 0) for reason in _IGNORED}
         for name, words, label, values in (
             ("build_info", "This exporter.", "version", {__version__: 1.0}),
@@ -112,6 +125,8 @@ class Metrics(Collector):
             rows = [((key,), value) for key, value in values.items()]
             if rows:
                 yield Family(f"exporter_{name}", words, (label,), rows)
+        if age is not None:
+            yield Family("exporter_answer_age_seconds", "Age of what the answer before held.", (), [((), age)])
         if pushed:
             words = "When all was last sent to a collector, since 1970."
             yield Family("exporter_otlp_last_push_timestamp_seconds", words, (), [((), pushed)])

@@ -76,7 +76,8 @@ class Starts:
                 start, before = former.get(key, (now, number))
                 start = start if number >= before else now
                 if family.name.startswith("job_"):
-                    start = min(jobs.get(values, start), now)
+                    start = jobs.get(values, start)
+                start = min(start, now)  # the clock may have been set back
                 self._seen[key] = (start, number)
         return {key: start for key, (start, _) in self._seen.items()}
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 
 from prometheus_client.exposition import choose_encoder
 
+from hotloop.monitor.ahead import Ahead
 from hotloop.monitor.metrics import Metrics
 from hotloop.monitor.passwords import Busy, Passwords
 from hotloop.monitor.text import Text
@@ -69,6 +70,8 @@ class Server(TCPServer):
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         self.text_for = lru_cache(_MOST_FORMATS)(_text_for)
+        self.ahead = Ahead(metrics, clock)
+        self.ahead.start()
         super().__init__(address, _Handler)
 
     @property
@@ -93,6 +96,7 @@ class Server(TCPServer):
         super().server_close()
         self._end(float("inf"))
         self._threads.shutdown()
+        self.ahead.close()
 
     def _serve(self, request: Any, client_address: Any) -> None:
         """Serve a connection, and free the thread."""
@@ -187,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if path == "/metrics":
             text, kind = self.server.text_for(self.headers.get("Accept", ""))
-            self._answer(200, kind, text.write(self.server.metrics.families()))
+            self._answer(200, kind, self.server.ahead.page(text))
         elif path == "/healthz":
             self._answer(200, "text/plain; charset=utf-8", b"ok\n")
         elif path == "/":
