@@ -105,6 +105,7 @@ def test_what_the_profiler_adds_to_the_hosts_work_does_not_count() -> None:
     events = [*marks(0, 6), call(0, 2), kernel(1, 4), waits, call(4, 6, "aten::add")]
     found = [timeline(events, seconds) for seconds in (0.0, 4.5)]
     assert [line.seconds("sync") for line in found if line] == pytest.approx([2, 1.5])
+    assert [line.added for line in found if line] == [0.0, 1.5]
 
 
 def test_compilation_is_not_waiting() -> None:

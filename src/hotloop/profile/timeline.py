@@ -54,6 +54,7 @@ class Timeline:
         operators: the longest first.
         gpu_idle: share of the span in which the GPU did nothing; 0 without one.
         memory: moments and the bytes that were in tensors from then on; on the GPU where there is one.
+        added: seconds by which a step was longer than without a trace.
     """
 
     steps: int
@@ -62,6 +63,7 @@ class Timeline:
     operators: tuple[Operator, ...]
     gpu_idle: float = 0.0
     memory: tuple[tuple[float, int], ...] = ()
+    added: float = 0.0
 
     def seconds(self, kind: str) -> float:
         """Of a kind, a step."""
@@ -107,7 +109,7 @@ def timeline(events: Sequence[Event], step_seconds: float = 0.0) -> Timeline | N
     busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
     memory = _memory([event for event in inside if event.kind == ("gpu_memory" if gpu else "memory")], span)
-    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory)
+    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory, added / steps)
 
 
 def _is_mark(event: Event) -> bool:
