@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision import datasets, transforms
 
 from hotloop.accelerate.pace import Step, Stock
 from hotloop.accelerate.plan import Plan
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.runner import Runner
 from hotloop.accelerate.training import Training
-from hotloop.core.speedup import ON, UNFIT, Acceleration
+from hotloop.core.speedup import ON, UNDONE, UNFIT, Acceleration
 
 
 class Script:
@@ -30,10 +32,11 @@ class Script:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.training = Training(plan, Ranks(), torch.device("cpu"), optimizer)
         self._step = step
+        self.loader: DataLoader[object] = DataLoader(TensorDataset(torch.ones(4000)), 1)
 
     def run(self) -> dict[str, Acceleration]:
         """All that is tried."""
-        batches = iter(DataLoader(TensorDataset(torch.ones(4000)), 1))
+        batches = iter(self.loader)
         run = self.runner._accelerate(self.training)
         wanted = next(run)
         while True:
@@ -137,3 +140,36 @@ def test_a_stock_from_before_is_no_gain(script: Callable[[Plan, Callable[[Runner
     one.loading.stock = stock  # type: ignore[method-assign]
     told = one.run()["loader"]
     assert told.gain == pytest.approx(0.0, abs=0.05)
+
+
+def photographs(folder: Path, workers: int) -> DataLoader[object]:
+    (folder / "class").mkdir()
+    Image.new("RGB", (20, 20), (200, 100, 50)).save(folder / "class" / "a.jpg")
+    crops = transforms.Compose([transforms.RandomResizedCrop(8), transforms.ToTensor()])
+    data = datasets.ImageFolder(str(folder), crops)
+    data.samples *= 4000
+    return DataLoader(data, 1, num_workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("busy", "workers", "measure", "faster", "state"),
+    [
+        (0.9, 1, True, 0.1, ON),
+        (0.9, 1, True, -0.01, UNDONE),  # what is kept elsewhere, as it may be chance
+        (0.2, 1, True, 0.1, UNFIT),
+        (0.9, 0, True, 0.1, UNFIT),
+        (0.9, 1, False, 0.1, UNFIT),
+    ],
+)
+def test_images_of_busy_workers_are_tried_though_nothing_waits_and_kept_if_that_helps(
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    busy: float, workers: int, measure: bool, faster: float, state: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("hotloop.attach.activity.Activity.workers_busy", lambda self, workers: busy)
+    plan = Plan(("image_folder",), measure=measure)
+    one = script(plan, lambda runner: Step(1 - faster * runner._batches.images, 0.001))
+    one.loader = photographs(tmp_path, workers)
+    one.loading.stock = Stock  # type: ignore[method-assign]
+    told = one.run()["image_folder"]
+    assert told.state == state
+    assert one.runner._batches.images == (state == ON)

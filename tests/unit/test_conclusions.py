@@ -30,13 +30,13 @@ def measured(*blocks: Block, **given: object) -> Measured:
     return replace(made, **given)  # type: ignore[arg-type]
 
 
-def line(**seconds: float) -> Timeline:
-    """One traced step in which so much of each kind was found."""
+def line(added: float = 0.0, **seconds: float) -> Timeline:
+    """One traced step in which so much of each kind was found, and which tracing made so much longer."""
     times, at = {}, 0.0
     for kind, length in seconds.items():
         times[kind] = [(at, at + length)]
         at += length
-    return Timeline(1, (0.0, at), times, ())
+    return Timeline(1, (0.0, at), times, (), added=added)
 
 
 def test_on_a_cpu_the_watched_steps_say_what_input_took_and_the_trace_the_rest() -> None:
@@ -45,20 +45,42 @@ def test_on_a_cpu_the_watched_steps_say_what_input_took_and_the_trace_the_rest()
 
 
 def test_on_a_gpu_a_profiler_stretches_the_rests_and_not_the_work() -> None:
-    watched = replace(block("watched", 9.0), device_seconds=(1.0,) * 20)
+    watched = replace(block("watched", 9.0, input=0.5), device_seconds=(1.0,) * 20)
     traced = line(compute=0.4, sync=0.1, launch=1.0, input=0.5)
     found = shares(measured(watched, device="cuda"), traced)
     told = [found[kind] for kind in ("compute", "sync", "launch", "input")]
     assert told == pytest.approx([0.4, 0.1, 1 / 3, 1 / 6])
 
 
+@pytest.mark.parametrize(
+    ("traced", "expected"),
+    [
+        ({"compute": 0.4, "copy": 0.5, "launch": 0.7}, {"compute": 0.4, "copy": 0.5, "launch": 0.1}),
+        ({"compute": 0.1, "other": 0.3, "launch": 1.2}, {"compute": 0.1, "other": 0.3, "launch": 0.6}),
+        ({"compute": 0.1, "launch": 1.5}, {"compute": 0.1, "launch": 0.9}),  # as launch-bound as without a trace
+        ({"compute": 0.4, "copy": 0.9, "launch": 0.3}, {"compute": 0.4, "copy": 0.6}),
+        # A loader that was late in the steps that were traced, by all but 0.1 s of what these took longer.
+        ({"compute": 0.2, "input": 1.1, "launch": 0.3}, {"compute": 0.2, "input": 0.6, "launch": 0.2}),
+    ],
+)
+def test_what_tracing_adds_to_launches_is_none_of_the_scripts(
+    traced: dict[str, float], expected: dict[str, float]
+) -> None:
+    """A step of 1 s that took 1.6 s with a trace."""
+    found = shares(measured(block("watched", 1.0, input=0.6), device="cuda"), line(added=0.6, **traced))
+    assert found == pytest.approx({**dict.fromkeys(KINDS, 0.0), **expected})
+    assert verdict(found, ()) == max(expected, key=lambda kind: expected[kind])
+
+
 @given(
     st.dictionaries(st.sampled_from(KINDS), st.floats(0, 10), min_size=1),
-    st.floats(0.001, 5), st.floats(0, 1), st.sampled_from(["cpu", "cuda"]),
+    st.floats(0.001, 5), st.floats(0, 1), st.sampled_from(["cpu", "cuda"]), st.floats(0, 10),
 )  # fmt: skip
-def test_shares_add_up_to_one(traced: dict[str, float], seconds: float, input: float, device: str) -> None:
+def test_shares_add_up_to_one(
+    traced: dict[str, float], seconds: float, input: float, device: str, added: float
+) -> None:
     given_by = measured(block("watched", seconds, input=input * seconds), device=device)
-    found = shares(given_by, line(**traced))
+    found = shares(given_by, line(added, **traced))
     assert sum(found.values()) == pytest.approx(1)
     assert min(found.values()) >= -1e-9
     assert tuple(found) == KINDS

@@ -80,12 +80,32 @@ def test_waiting_costs_what_a_step_would_be_shorter_without() -> None:
     assert seconds(kept_busy) == pytest.approx({"compute": 4, "sync": 1})
 
 
+def test_a_copy_that_is_read_goes_with_the_read() -> None:
+    """The host waits from 1 to 4, of which the GPU copies for 2: without the read a step takes 2, as long as the host's
+    own work."""
+    copy = Event("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", 2, 4, 7, correlation=5)
+    asked = Event("cudaMemcpyAsync", "cuda_runtime", 1.5, 4, MAIN, correlation=5)
+    own = [*marks(0, 5), call(0, 1), kernel(1, 2), copy, call(4, 5, "aten::add")]
+    assert seconds([*own, asked, said("sync", 1, 4)]) == pytest.approx({"compute": 1, "launch": 1, "sync": 3})
+    beside = [*own, asked, said("sync", 1, 4), kernel(2, 3)]
+    assert seconds(beside) == pytest.approx({"compute": 2, "launch": 1, "sync": 2})
+
+
+@pytest.mark.parametrize("waits", [[], [call(1, 4, "cudaDeviceSynchronize")]])
+def test_a_copy_that_was_asked_for_earlier_is_work_whoever_waits_for_it(waits: list[Event]) -> None:
+    copy = Event("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 2, 4, 7, correlation=5)
+    asked = Event("cudaMemcpyAsync", "cuda_runtime", 0.5, 0.6, MAIN, correlation=5)
+    found = seconds([*marks(0, 5), call(0, 1), kernel(1, 2), copy, asked, call(4, 5), *waits])
+    assert found["compute"] == pytest.approx(3)
+
+
 def test_what_the_profiler_adds_to_the_hosts_work_does_not_count() -> None:
     """The host works for 4 of 6 s, the GPU for 3; without a profiler a step takes 4.5: the host works for 2.5 of it."""
     waits = call(2, 4, "cudaStreamSynchronize")
     events = [*marks(0, 6), call(0, 2), kernel(1, 4), waits, call(4, 6, "aten::add")]
     found = [timeline(events, seconds) for seconds in (0.0, 4.5)]
     assert [line.seconds("sync") for line in found if line] == pytest.approx([2, 1.5])
+    assert [line.added for line in found if line] == [0.0, 1.5]
 
 
 def test_compilation_is_not_waiting() -> None:

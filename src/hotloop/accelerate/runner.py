@@ -82,9 +82,9 @@ class Runner:
         self._finder: StepFinder
         batches = self._batches = Batches(self._loading)
         made: list[Switch] = [
-            Threads(), Allocator(), LoaderWorkers(batches, lambda: self._busy), ImageFolder(batches), Prefetch(batches),
-            CudnnAutotune(), ZeroGrad(), Tf32(), ChannelsLast(self._forward), Bf16(self._forward),
-            Compile(self._forward), FusedOptimizer(),
+            Threads(), Allocator(), LoaderWorkers(batches, lambda: self._busy),
+            ImageFolder(batches, lambda: self._busy), Prefetch(batches), CudnnAutotune(), ZeroGrad(), Tf32(),
+            ChannelsLast(self._forward), Bf16(self._forward), Compile(self._forward), FusedOptimizer(),
         ]  # fmt: skip
         self._made = {one.name: one for one in made}
         self._switches = {name: one for name, one in self._made.items() if name in plan.names}
@@ -178,7 +178,7 @@ class Runner:
             error = hypot(after.error / before.seconds, before.error / before.seconds)
             gain = 1 - after.seconds / before.seconds
             self._told[name] = replace(self._told[name], gain=gain, error=error)
-            if gain < -_SLOWER:  # certain or not: in doubt the script is left as it is
+            if gain < (0.0 if training.must_help else -_SLOWER):  # certain or not: in doubt the script stays as it is
                 self._take_back(name, UNDONE, "steps took longer with it")
                 yield from self._regular(training)
                 after = yield from self._timed(training)
@@ -242,7 +242,8 @@ class Runner:
 
     def _mean(self, training: Training, window: Window) -> Mean:
         mean = mean_of(window)
-        return Mean(*training.ranks.largest(mean.seconds, mean.error, mean.waits))
+        *common, self._busy = training.ranks.largest(mean.seconds, mean.error, mean.waits, self._busy)
+        return Mean(*common)
 
     def _window(self, training: Training, number: int) -> Generator[int, Sequence[Step], Window]:
         self._synchronize(training)
@@ -268,6 +269,7 @@ class Runner:
     def _switched_on(self, name: str, switch: Switch, training: Training) -> bool:
         kind = kind_of(name)
         told = Acceleration(name, kind.level, UNFIT)
+        training.must_help = False
         try:
             told = replace(told, why=switch.unfit(training))
             if not told.why:

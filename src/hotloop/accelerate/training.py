@@ -24,6 +24,7 @@ class Training:
         models: modules with weights that the script itself calls, unwrapped from data parallelism over one device.
         has_autocast: whether the script calls them under autocast of its own.
         waits: share of a step in which it waited for batches, as last measured.
+        must_help: whether what was switched on last is only kept if steps are shorter with it.
     """
 
     plan: Plan
@@ -33,6 +34,7 @@ class Training:
     models: list[nn.Module] = field(default_factory=list)
     has_autocast: bool = False
     waits: float = 0.0
+    must_help: bool = False
 
     @property
     def processors(self) -> int:

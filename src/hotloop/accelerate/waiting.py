@@ -16,6 +16,10 @@ from hotloop.data.loader import workers_for
 _WAITS = 0.02
 """Share of a step spent waiting for batches from which on they are worth other means."""
 _BUSY = 0.7
+_CROWDS = 0.5
+"""Share of their time that workers are on a processor, or would be if one were free, from which on their work takes
+processors from the training though this need not wait for them: more workers than are needed are not always busy.
+"""
 _MORE = 4
 """Workers that are on a processor for less of their time wait for something else; so many times more wait at once."""
 _MOST = 64
@@ -98,12 +102,17 @@ class LoaderWorkers:
 
 
 class ImageFolder:
-    """Random crops of an ImageFolder by our own decoder."""
+    """Random crops of an ImageFolder by our own decoder, where the script waits for them or workers are busy with them.
+
+    Args:
+        busy: share of the time in which a worker was on a processor or waited for one.
+    """
 
     name = "image_folder"
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, busy: Callable[[], float]) -> None:
         self._batches = batches
+        self._busy = busy
         self.count = 0
 
     def unfit(self, training: Training) -> str:
@@ -115,12 +124,16 @@ class ImageFolder:
         current = self._batches.loading.current()
         if not current or not recipe_of(current.loader.dataset):
             return "no ImageFolder with RandomResizedCrop, flip, ToTensor and Normalize gives the batches"
-        if training.waits < _WAITS:
-            return f"waiting for batches is {training.waits:.1%} of a step"
-        return ""
+        if training.waits >= _WAITS:
+            return ""
+        waits, busy = f"waiting for batches is {training.waits:.1%} of a step", self._busy()
+        if not current.stock.workers or not training.plan.measure:
+            return waits
+        return "" if busy >= _CROWDS else f"{waits}, and workers are busy {busy:.0%} of the time"
 
     def switch_on(self, training: Training) -> None:
         self.count = 1
+        training.must_help = training.waits < _WAITS
         self._batches.loading.make_lane = image_lane
         self._batches.images = True
         self._batches.device = self._moved_to()

@@ -52,7 +52,8 @@ def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
 
     Steps without a trace say how long they took, and on a CPU how much of it went into input and compilation; the trace
     says what the rest consists of. On a GPU the trace says how long the card was at work, which a profiler does not
-    change, and what the host was at while it was not; what waits cost allows for the host's being slower there.
+    change, and what the host was at while it was not; what waits cost and how long launches keep it from work allow for
+    the host's being slower there.
     """
     watched = measured.block("watched")
     assert watched
@@ -64,11 +65,24 @@ def shares(measured: Measured, line: Timeline | None) -> dict[str, float]:
         return found
     traced = {kind: line.seconds(kind) for kind in KINDS}
     if measured.device == "cuda":
+        traced = _as_untraced(traced, line.added, fmean(step.input for step in steps))
         known = {kind: min(1.0, traced[kind] / whole) for kind in ("compute", "communication", "sync")}
     else:
         known = {"input": fmean(step.input for step in steps) / whole}
         traced["other"] += fmean(step.compiling for step in steps)
     return _filled(known, traced)
+
+
+def _as_untraced(traced: Mapping[str, float], added: float, waited: float) -> dict[str, float]:
+    """Seconds of a traced step without those that were added to it: tracing makes each call of torch's longer, and with
+    it the gaps between launches. What input took longer than in other steps was added there, by a loader that was late.
+
+    Args:
+        waited: for input, in a step that was not traced.
+    """
+    late = max(0.0, traced["input"] - waited)
+    launch = max(0.0, traced["launch"] - max(0.0, added - late))
+    return {**traced, "input": traced["input"] - late, "launch": launch}
 
 
 def _filled(known: Mapping[str, float], traced: Mapping[str, float]) -> dict[str, float]:

@@ -54,6 +54,7 @@ class Timeline:
         operators: the longest first.
         gpu_idle: share of the span in which the GPU did nothing; 0 without one.
         memory: moments and the bytes that were in tensors from then on; on the GPU where there is one.
+        added: seconds by which a step was longer than without a trace.
     """
 
     steps: int
@@ -62,6 +63,7 @@ class Timeline:
     operators: tuple[Operator, ...]
     gpu_idle: float = 0.0
     memory: tuple[tuple[float, int], ...] = ()
+    added: float = 0.0
 
     def seconds(self, kind: str) -> float:
         """Of a kind, a step."""
@@ -107,7 +109,7 @@ def timeline(events: Sequence[Event], step_seconds: float = 0.0) -> Timeline | N
     busy = length(intersection(union((event.begin, event.end) for event in gpu), [span]))
     idle = 1 - busy / (span[1] - span[0]) if gpu else 0.0
     memory = _memory([event for event in inside if event.kind == ("gpu_memory" if gpu else "memory")], span)
-    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory)
+    return Timeline(steps, span, times, _operators(gpu or _outermost(inside), steps), idle, memory, added / steps)
 
 
 def _is_mark(event: Event) -> bool:
@@ -144,14 +146,18 @@ def _without_gpu(span: Interval, events: Sequence[Event], said: Mapping[str, lis
 def _with_gpu(
     span: Interval, events: Sequence[Event], gpu: Sequence[Event], said: Mapping[str, list[Interval]], added: float
 ) -> dict[str, Any]:
-    """While the GPU works, its work; while it rests, what the host is at, which takes so much longer for the trace."""
+    """While the GPU works, its work; while it rests, what the host is at, which takes so much longer for the trace.
+
+    A copy to the host that this waits for is no work: without the read there is none.
+    """
     copies = [event for event in gpu if event.kind == "gpu_memcpy" and "HtoD" in event.name]
-    computing = [event for event in gpu if not _is_collective(event) and "HtoD" not in event.name]
-    busy = union((event.begin, event.end) for event in gpu)
     # Backward runs in a thread of its own.
     calls = [event for event in events if event.kind in ("cpu_op", *_CALLS)]
     python = [gap for gap in difference([span], _times(calls)) if gap[1] - gap[0] >= _PYTHON_SECONDS]
     waits = union([*said.get("sync", []), *((e.begin, e.end) for e in calls if e.name.startswith(_WAITING_CALLS))])
+    read = _read_by_waiting(gpu, calls, waits)
+    working = [event for event in gpu if event not in read]
+    computing = [event for event in working if not _is_collective(event) and "HtoD" not in event.name]
     return _in_order(
         span,
         {
@@ -163,25 +169,33 @@ def _with_gpu(
             "copying": said.get("copy", []),
             "allocating": _times(event for event in calls if event.name.startswith(_ALLOCATING_CALLS)),
             "communicating": _times(event for event in events if _is_collective(event)),
-            "sync": _lost_by_waiting(span, busy, waits, added),
+            "sync": _lost_by_waiting(span, _times(working), _times(read), waits, added),
             "python": python,
         },
         rest="launch",
     )
 
 
+def _read_by_waiting(gpu: Sequence[Event], calls: Sequence[Event], waits: Sequence[Interval]) -> set[Event]:
+    """Copies to the host that were asked for in a wait, as `.item()` does; others go on without it."""
+    asked = {event.correlation: event.begin for event in calls if event.kind in _CALLS and event.correlation}
+    copies = (event for event in gpu if event.kind == "gpu_memcpy" and "DtoH" in event.name)
+    return {event for event in copies if covers(waits, asked.get(event.correlation, event.begin))}
+
+
 def _lost_by_waiting(
-    span: Interval, busy: Sequence[Interval], waits: Sequence[Interval], added: float
+    span: Interval, working: Sequence[Interval], reads: Sequence[Interval], waits: Sequence[Interval], added: float
 ) -> list[Interval]:
-    """When the GPU rests because the host has waited for it, and would not have rested otherwise: without waits a step
-    takes as long as what the host does besides, or as the GPU's own work, whichever is longer.
+    """When the GPU does what is read, or rests because the host has waited for it and would not have rested otherwise:
+    without waits a step takes as long as what the host does besides, or as the GPU's own work, whichever is longer.
     """
-    rests = difference([span], busy)
+    alone = intersection(difference(reads, working), [span])
+    rests = difference([span], union([*working, *reads]))
     after = union([*(gap for gap in rests if covers(waits, gap[0])), *intersection(rests, waits)])
     whole = span[1] - span[0] - added
-    lost = whole - max(whole - length(intersection(waits, [span])), length(intersection(busy, [span])))
-    part = min(1.0, lost / length(after)) if after else 0.0
-    return [(begin, begin + part * (end - begin)) for begin, end in after]
+    lost = whole - max(whole - length(intersection(waits, [span])), length(intersection(working, [span])))
+    part = max(0.0, min(1.0, (lost - length(alone)) / length(after))) if after else 0.0
+    return union([*alone, *((begin, begin + part * (end - begin)) for begin, end in after)])
 
 
 def _in_order(span: Interval, found: Mapping[str, Sequence[Interval]], rest: str = "other") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hotloop.attach.inside import Attachment
 from hotloop.attach.live import PublishedScript
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.profile.ablations import Ablations
+from hotloop.profile.cupti import detach_after_tracing
 from hotloop.profile.facts import allocator_counts, script_facts
 from hotloop.profile.hooks import Hooks, unnamed
 from hotloop.profile.lines import Lines
@@ -262,6 +263,9 @@ class Watch:
         if self._measured.world_size == 1:  # workers give their batches by turns: two rounds of them
             number = max(number, min(24, 2 * len(self._workers())))
         self._hooks.time_waits(True)  # the trace tells them by our ranges
+        on_gpu = self._measured.device == "cuda"
+        if on_gpu:
+            detach_after_tracing(self._torch, os.environ)
         trace = profiler.profile(activities=list(profiler.supported_activities()), profile_memory=True)
         yield 1
         trace.start()
@@ -276,11 +280,13 @@ class Watch:
             self._hooks.on_mark = None
             self._hooks.annotate = unnamed
             self._hooks.time_waits(not self._wait_lines)
-            if self._measured.device == "cuda":
+            if on_gpu:
                 self._torch.cuda.synchronize(self._device)
             trace.stop()
         file = self._folder / f"trace-{os.getpid()}.json"
         trace.export_chrome_trace(str(file))
+        if on_gpu:  # CUPTI detaches where a call of CUDA returns, and the script may be about to end
+            self._torch.cuda.synchronize(self._device)
         self._measured = replace(self._measured, trace=file.name)
         self._hooks.drop_step()
 
