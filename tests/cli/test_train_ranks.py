@@ -197,7 +197,7 @@ def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command,
 LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4", "--set", "model.arguments.hidden=48"]
 
 
-@pytest.mark.parametrize(("parallel", "processes", "more"), [("tp", 2, []), ("fsdp+tp", 4, LLAMA)])
+@pytest.mark.parametrize(("parallel", "processes", "more"), [("tp", 2, []), ("fsdp+tp", 4, LLAMA), ("fsdp+tp", 4, [])])
 def test_layers_of_several_ranks_train_the_same(
     hotloop: Command, text: Path, parallel: str, processes: int, more: list[str]
 ) -> None:
@@ -258,3 +258,12 @@ def test_what_divided_weights_do_not_go_with_is_refused(hotloop: Command, text: 
     done = hotloop("train", "job.toml", *options, expect=2)
     assert setting.split("=")[0] in done.err
     assert done.err.count("error: ") == 1
+
+
+def test_float8_goes_with_divided_weights_and_not_with_divided_layers(hotloop: Command, text: Path) -> None:
+    options = [*TWO, "--set", "precision=float8", "--set"]
+    done = hotloop("train", "job.toml", *options, "parallel=tp", expect=2)
+    assert 'precision = "float8" does not go with parallel = "tp"' in done.err
+    assert "--set parallel=fsdp" in done.err
+    done = hotloop("train", "job.toml", *options, "parallel=fsdp", expect=2)
+    assert 'precision = "float8" on a CPU' in done.err, "that alone is against it here"

@@ -98,22 +98,22 @@ def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, ma
     hotloop("train", "job.toml", *options, expect=0)
 
 
-def _hear_ctrl_c() -> None:
-    """Also where these tests run in the background of a shell, which has its children ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_search_leaves_the_best_so_far(script: Path, number: signal.Signals) -> None:
+    def hear() -> None:
+        """That one alone, also where these tests run in the background of a shell or under nohup."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_DFL)
 
-
-def test_ctrl_c_leaves_the_best_so_far(script: Path) -> None:
     command = [sys.executable, "-m", "hotloop", "tune", "--", sys.executable, "train.py"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c
-    ) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear) as child:
         assert child.stderr
         while "as it is" not in child.stderr.readline():
             pass
-        child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGHUP)
+        child.send_signal(number)
         out, _ = child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert child.returncode == 128 + number, "what nohup has it ignore stays ignored"
     assert "until it was interrupted" in out
     assert tomllib.loads((script.parent / "tuned.toml").read_text())["run"]["accelerations"] == []
 

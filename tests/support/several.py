@@ -1,24 +1,33 @@
-"""Start the processes of `ranks.py`."""
+"""Start the processes of `ranks.py` and `spread_ranks.py`."""
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ranks import main
+import ranks
+import spread_ranks
 
-multiprocessing.set_forkserver_preload(["ranks", "torch._dynamo"])  # once for all of them: 10 s of each
+multiprocessing.set_forkserver_preload(["ranks", "spread_ranks", "torch._dynamo"])  # once for all of them: 10 s of each
 
 
 def train_together(
     folder: Path, size: int, window: int, most: int = 100, device: str = "cpu", variant: str = "plain"
 ) -> list[dict[str, Any]]:
     """What each of `size` ranks wrote; they end within two minutes or are killed."""
+    return _together(ranks.main, folder, size, (window, most, device, variant))
+
+
+def spread_over_two(folder: Path, variant: str) -> list[dict[str, Any]]:
+    """What each of two ranks wrote, as `spread_ranks.py` says."""
+    return _together(spread_ranks.main, folder, 2, (variant,))
+
+
+def _together(main: Callable[..., None], folder: Path, size: int, more: tuple[Any, ...]) -> list[dict[str, Any]]:
     folder.mkdir()
     context = multiprocessing.get_context("forkserver")
-    processes = [
-        context.Process(target=main, args=(rank, size, folder, window, most, device, variant)) for rank in range(size)
-    ]
+    processes = [context.Process(target=main, args=(rank, size, folder, *more)) for rank in range(size)]
     for process in processes:
         process.start()
     try:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from several import train_together
+from several import spread_over_two, train_together
 
 
 @pytest.mark.parametrize(
@@ -105,3 +105,25 @@ def test_an_error_that_the_others_do_not_wait_for_ends_the_run(tmp_path: Path) -
     two = train_together(tmp_path / "two", 2, 1, variant="late")
     assert two[1]["error"] == "RuntimeError: this rank cannot"
     assert two[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "syncs"), [("ddp", range(1)), ("ddp buffers", range(6, 9)), ("ddp frozen", range(3, 5))]
+)
+def test_running_statistics_are_sent_where_they_are_used_alone(tmp_path: Path, variant: str, syncs: range) -> None:
+    found = spread_over_two(tmp_path / "found", variant)
+    assert found[0]["syncs"] in syncs
+    assert found[0]["state"] == found[1]["state"], "all evaluate with the first one's"
+    if "buffers" not in variant:
+        expected = spread_over_two(tmp_path / "expected", variant.replace("ddp", "plain"))
+        assert expected[0]["syncs"] >= 6, "in each step"
+        assert (found[0]["losses"], [*found[0]["state"].values()]) == (
+            expected[0]["losses"], [*expected[0]["state"].values()],
+        )  # fmt: skip
+
+
+def test_divided_weights_travel_as_bf16_to_layers_that_multiply_in_float8(tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao, an extra")
+    one, two = spread_over_two(tmp_path / "one", "float8 one"), spread_over_two(tmp_path / "two", "float8")
+    assert (one[0]["types"], two[0]["types"]) == (["torch.float32"], ["torch.bfloat16"])
+    assert two[0]["losses"] == pytest.approx(one[0]["losses"], rel=0.05)

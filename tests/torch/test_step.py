@@ -311,15 +311,23 @@ def test_settings_changed_since_a_save_take_effect() -> None:
     assert after.number == 2
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_a_window_that_runs_out_of_memory_is_repeated_in_pieces_with_the_same_gradient(window: int) -> None:
+CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+@pytest.mark.parametrize(
+    ("window", "error"),
+    [(1, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")), (1, CUBLAS), (2, CUBLAS)],
+)
+def test_a_window_that_runs_out_of_memory_is_repeated_in_pieces_with_the_same_gradient(
+    window: int, error: RuntimeError
+) -> None:
     """A loss that fails on more than 5 samples stands for a small memory."""
     limit = 16
 
     def greedy(model: nn.Module, batch: Pair) -> Tensor:
         value = loss(model, batch)
         if len(batch[1]) > limit:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+            raise error
         return value
 
     data = batches([16] * 6)

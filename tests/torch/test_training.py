@@ -4,8 +4,10 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
+from hotloop.train.host_memory import HostMemory
 from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated, Warned
+from hotloop.train.slow_rank import SlowRanks
 
 Make = Callable[..., Path]
 
@@ -485,8 +489,9 @@ def test_a_task_that_cannot_be_made_is_bad_input(tmp_path: Path, kind: str, monk
     assert expected in caught.value.cause
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
 def test_a_validation_batch_that_does_not_fit_is_looked_at_in_pieces(
-    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     from hotloop.tasks.images import ImageClassification
 
@@ -497,7 +502,7 @@ def test_a_validation_batch_that_does_not_fit_is_looked_at_in_pieces(
     def short_of_memory(self: Any, model: Any, batch: Any) -> Any:
         sizes.append(len(batch["images"]))
         if not model.training and sizes[-1] > 3:
-            raise torch.OutOfMemoryError("no room")
+            raise error
         return forward(self, model, batch)
 
     monkeypatch.setattr(ImageClassification, "forward", short_of_memory)
@@ -537,3 +542,67 @@ def test_a_run_learns_how_often_it_is_interrupted(make_images: Make, tmp_path: P
     assert 0 < history.seconds < 600
     run(small(tmp_path / "images", tmp_path / "run", log__every=1, train__epochs=3))
     assert read_history(done.starts_file).interruptions == 1, "a run that is made longer was not interrupted"
+
+
+def test_memory_for_checkpoints_is_there_before_the_first_step(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotloop.train.checkpoint import staging
+
+    taken: list[int] = []
+    told = Told()
+
+    class Noted(HostMemory):
+        def __init__(self, size_bytes: int, locked: bool, warn: Callable[[str], None]) -> None:
+            taken.append(len(told.of(Logged)))
+            super().__init__(size_bytes, locked, warn)
+
+    monkeypatch.setattr(staging, "HostMemory", Noted)
+    large = {"model__name": "tiny:broad", "checkpoint__background": True, "optimizer__name": "adamw", "log__every": 1}
+    run(small(make_images(), tmp_path / "run", checkpoint__every="2 steps", **large), told)
+    assert len(told.of(Saved)) > 1
+    assert taken == [0], "once, before a step was logged"
+    run(small(make_images(), tmp_path / "other", checkpoint__every="2 epochs", **large), told)
+    assert taken[1:] == [len(told.of(Logged))], "by the save at the end, as there is no other"
+
+
+def test_the_stall_of_a_save_counts_all_that_training_waits_for(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ranks compare takes 5 s here, by a clock that stands still elsewhere."""
+    now = 0.0
+
+    def compare(self: SlowRanks) -> None:
+        nonlocal now
+        now += 5.0
+
+    stands = SimpleNamespace(perf_counter=lambda: now, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr("hotloop.train.loop.time", stands)
+    monkeypatch.setattr(SlowRanks, "compare", compare)
+    told = Told()
+    run(small(make_images(), tmp_path / "run", checkpoint__every="4 steps", train__epochs=1), told)
+    assert {(saved.stalled_seconds, saved.seconds) for saved in told.of(Saved)} == {(5.0, 5.0)}
+
+
+class NoLocking:
+    """CUDA's runtime where memory cannot be locked."""
+
+    cudaError = SimpleNamespace(success=0)  # noqa: N815, CUDA's name
+
+    def cudaHostRegister(self, *_: int) -> int:  # noqa: N802
+        return 304
+
+    def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
+        return {304: "OS call failed"}[code]
+
+
+def test_memory_that_cannot_be_locked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", NoLocking)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **named: None)
+    told: list[str] = []
+    memory = HostMemory(3 << 20, locked=True, warn=told.append)
+    memory.bytes[-1] = 1
+    memory.close()
+    [line] = told
+    assert "memory for checkpoints cannot be page-locked (3.0 MiB, OS call failed)" in line
+    assert "ulimit -l" in line

@@ -1,8 +1,6 @@
 """`hotloop data`."""
 
 import json
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.cli.ending import ended_by_signals
 from hotloop.core.errors import InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.units import count, escaped, format_bytes
@@ -105,8 +104,7 @@ def pack(
     else:
         settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed)
         processes = read_machine().cpus if workers is None else workers
-        _end_on_signals()
-        with _Bar(len(images)) as bar:
+        with ended_by_signals(), _Bar(len(images)) as bar:
             packed = pack_images(images, folder, settings, processes, bar.advance)
     if as_json:
         click.echo(json.dumps(asdict(packed)))
@@ -131,20 +129,6 @@ def _check_once(locations: Sequence[str]) -> None:
             what = f"{location} is given twice{spelled}"
             raise InputError(what, "every image of it would have an equal one", "name it once")
         seen[place] = location
-
-
-def _end_on_signals() -> None:
-    """What a scheduler or a closed terminal sends ends the command as Ctrl-C does: what is half written is removed."""
-
-    def end(number: int, frame: object) -> None:
-        for each in heard:  # a second one, as schedulers send, would end the removal
-            signal.signal(each, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    # nohup's stay so
-    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    for each in heard:
-        signal.signal(each, end)
 
 
 class _Bar:

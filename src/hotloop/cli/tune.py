@@ -2,16 +2,15 @@
 
 import importlib.util
 import shlex
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hotloop.cli.duration import Duration
+from hotloop.cli.ending import ended_by_signals
 from hotloop.core.units import count, format_seconds
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def tune(
         f"{count(size_of(space), 'combination')} of {count(len(space), 'setting')}, {format_seconds(budget)} at most",
         err=True,
     )
-    with _ended_by_signals(), start:
+    with ended_by_signals() as ending, start:
         search = Search(space, start, Effort(budget), lambda trial: click.echo(_line(trial, space), err=True))
         found = search.run(target)
     write_atomic(out, (job_settings(found, job) if job else script_settings(found)).encode())
@@ -98,22 +97,7 @@ def tune(
     else:
         for line in _lines(found, space, out, overrides):
             click.echo(line)
-    return 130 if found.ended == "interrupted" else 0
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """What a scheduler or a closed terminal sends ends the search as Ctrl-C does."""
-
-    def end(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return ending.code if found.ended == "interrupted" else 0
 
 
 def _planned(space: "tuple[Knob, ...]") -> Iterator[str]:

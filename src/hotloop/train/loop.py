@@ -38,6 +38,8 @@ from hotloop.train.patience import StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
 from hotloop.train.progress import Meter, Progress, Span
 from hotloop.train.random_state import drawn_from, random_state
+from hotloop.train.ranks import inner
+from hotloop.train.resolve import optimizer_copies
 from hotloop.train.slow_rank import SlowRanks
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
@@ -119,7 +121,7 @@ class Loop:
         self._device = torch.device(job.device)
         self._checkpointer = Checkpointer(
             parts.run.checkpoints, job.checkpoint.keep, background=bool(job.checkpoint.background),
-            rank=parts.world.rank, ranks=parts.world.size,
+            rank=parts.world.rank, ranks=parts.world.size, warn=parts.observer.warn,
         )  # fmt: skip
         self._saving: _Begun | None = None
         expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)
@@ -150,6 +152,7 @@ class Loop:
         """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
         with closing(self._batches), closing(self._checkpointer):
             try:
+                self._reserve()
                 while self.progress.epoch < self._job.train.epochs:
                     self._train_epoch()
                     self._end_epoch()
@@ -164,6 +167,17 @@ class Loop:
             self._save_and_wait()
             self._agreement.finish()
             return True
+
+    def _reserve(self) -> None:
+        """Take memory for checkpoints before the first step, not within the first save's stall."""
+        epochs = self._job.train.epochs
+        if not self._saves.may_come(epochs, epochs * -(-len(self._parts.train) // self._job.train.accumulate)):
+            return
+        step = self._parts.step
+        state = step.state_dict()
+        learnt = [(name, one.detach()) for name, one in inner(step.model).named_parameters() if one.requires_grad]
+        to_come = 0 if state["optimizer"]["state"] else optimizer_copies(self._job)
+        self._checkpointer.reserve([state, *[dict(learnt)] * to_come])
 
     def _train_epoch(self) -> None:
         """The rest of the epoch, step by step."""
@@ -337,12 +351,12 @@ class Loop:
         if self._saved == self.progress:
             return
         self._parts.heart.enter("saving")
+        self._log(wait=True)  # what the device still computes is no stall; all from here on is
+        started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         self._end_saving()
-        self._log(wait=True)
         self._slow_ranks.compare()
         self._note_damages()
         check_finite(list(self._parts.step.model.parameters()), self.progress.step)
-        started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         if self._world.first:
             self._checkpointer.open(*place)
         self._world.from_first(None)  # the folder is there for all

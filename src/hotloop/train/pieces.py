@@ -3,7 +3,8 @@
 import copy
 import gc
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -111,6 +112,21 @@ class Pieces:
         self.count //= 2
         self._calm, self._trying = 0, True
         return True
+
+
+_NO_ALLOCATION = "_STATUS_ALLOC_FAILED"
+"""So cuBLAS, cuDNN and cuSPARSE end their names for memory that they did not get for themselves."""
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise what libraries say of memory that ran out, a plain RuntimeError, as torch raises its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _NO_ALLOCATION not in str(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise torch.OutOfMemoryError(str(error)) from error
 
 
 def release(error: BaseException) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from hotloop.core.errors import HotloopError
@@ -56,6 +57,8 @@ class Ranks:
         self._times = self.several and self._ddp is model
         talks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
         self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
+        own = isinstance(self._ddp, Copies) and keeps_statistics_alone(self._ddp)
+        self._normalising = [module for module in model.modules() if isinstance(module, _BatchNorm)] if own else []
         self._compress = compress
         if self._ddp and compress:
             self._ddp.register_comm_hook(group, bf16_compress_hook)
@@ -110,6 +113,18 @@ class Ranks:
         """Whether ranks may run out of batches at different times."""
         return bool(self._ddp and self._ddp._join_config.enable)
 
+    @property
+    def _shares_buffers(self) -> bool:
+        """Whether the forward pass needs the first rank's buffers.
+
+        Running statistics change nothing while layers learn: the first rank's, of its own part of the batches, are the
+        same whether the others have them or not, and an evaluation or a checkpoint takes those (`evaluated`).
+        """
+        ddp = self._ddp
+        if not (ddp and ddp.broadcast_buffers and ddp.modules_buffers):
+            return False
+        return not self._normalising or not all(module.training for module in self._normalising)
+
     def begin(self) -> None:
         """Start a window, or start it again: buffers become those of the first rank, as DDP does it.
 
@@ -118,7 +133,7 @@ class Ranks:
         self._agreed = False
         if self._times:
             self.communication.begin()
-        if self._averages_after and self._ddp and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
+        if self._averages_after and self._ddp and self._shares_buffers:
             with self.communication.waiting():
                 self._ddp._sync_buffers()  # type: ignore[no-untyped-call]
 
@@ -126,6 +141,8 @@ class Ranks:
     def backward(self, last: bool) -> Iterator[None]:
         """Run forward and backward inside; at a window's end they average gradients, unless that is done after it."""
         averages = self.several and last and not self._averages_after
+        if self._ddp and self._normalising and not self._shares_buffers:
+            self._ddp.require_forward_param_sync = False
         if self._ddp is None or self._ddp.static_graph or averages:
             with self.communication.buffers_of(self._ddp):
                 yield
@@ -216,6 +233,18 @@ class Ranks:
         return found
 
 
+class Copies(DistributedDataParallel):
+    """Copies of a job's model, of which all evaluate, and the first one saves, with the first one's buffers."""
+
+
+def keeps_statistics_alone(model: nn.Module) -> bool:
+    """Whether all buffers are running statistics of torch's own batch normalisation; a class of the user's may compute
+    with them while it learns.
+    """
+    owners = [module for module in model.modules() if next(module.buffers(recurse=False), None) is not None]
+    return bool(owners) and all(type(one).__module__ == _BatchNorm.__module__ for one in owners)
+
+
 def spread(model: nn.Module, world: World, job: Job) -> nn.Module:
     """The model for several ranks, as a job's `parallel` says.
 
@@ -227,13 +256,11 @@ def spread(model: nn.Module, world: World, job: Job) -> nn.Module:
     how = job.parallel
     if how in DIVIDED:
         mesh = mesh_of(world, job.device)
-        types = Types(torch.bfloat16 if job.precision == "bf16" else None, job.ranks.gradients == "bf16")
+        types = Types(torch.bfloat16 if job.precision in ("bf16", "float8") else None, job.ranks.gradients == "bf16")
         divide(model, mesh, types if "fsdp" in how else None, layers=how in TENSOR)
         return model.to(job.device)
     on_gpu = next(model.parameters()).is_cuda
-    return DistributedDataParallel(
-        model, device_ids=[world.local_rank] if on_gpu else None, gradient_as_bucket_view=True
-    )
+    return Copies(model, device_ids=[world.local_rank] if on_gpu else None, gradient_as_bucket_view=True)
 
 
 def inner(model: nn.Module) -> nn.Module:

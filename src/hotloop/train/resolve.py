@@ -90,13 +90,18 @@ def state_bytes(job: Job, model: nn.Module) -> int:
     """Memory of a model's weights and their gradients, and of what the optimizer keeps."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     learnt = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
-    return weights + learnt * (1 + _STATES.get(job.optimizer.name, 2))
+    return weights + learnt * (1 + optimizer_copies(job))
+
+
+def optimizer_copies(job: Job) -> int:
+    """Tensors of a weight's size that a job's optimizer keeps, at the most."""
+    return _STATES.get(job.optimizer.name, 2)
 
 
 def choose_background(job: Job, model: nn.Module, machine: Machine, world: World) -> tuple[Job, list[Choice]]:
     """Decide on `checkpoint.background`, once the model and `parallel` are known."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    size = weights * (1 + _STATES.get(job.optimizer.name, 2) + (job.train.ema > 0))
+    size = weights * (1 + optimizer_copies(job) + (job.train.ema > 0))
     here = size * world.local_size // world.size if job.parallel in DIVIDED else size
     fits = here <= _COPY_SHARE * machine.memory_bytes
     why = f"a checkpoint takes {format_bytes(size)}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hotloop.train.pieces import memory_errors
 from hotloop.train.progress import Span
 from hotloop.train.world import World
 
@@ -84,7 +85,7 @@ class SlowRanks:
         if measures:
             self._measured = time.monotonic()
             if self._measure:
-                with suppress(torch.OutOfMemoryError):  # the training has all of the GPU
+                with suppress(torch.OutOfMemoryError), memory_errors():  # the training has all of the GPU
                     rate = self._measure()
         found = slow_ranks(self._world.gathered(Pace(rate, self._since.data_wait_share)))
         self._since = Span()

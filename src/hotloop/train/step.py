@@ -29,7 +29,7 @@ from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.pace import Pace
 from hotloop.train.padding import pad
-from hotloop.train.pieces import Pieces, batch_size, cut, no_room, release
+from hotloop.train.pieces import Pieces, batch_size, cut, memory_errors, no_room, release
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
 from hotloop.train.sharded import divided_model, divided_optimizer
@@ -409,7 +409,7 @@ class Step:
         if first:
             self._gradients.zero()
         flat = self._gradients.flat_of(self.model, self._ranks.parameters()) if self._ranks.apart else None
-        with self._ranks.backward(last), flat.stand_ins.in_place() if flat else nullcontext():
+        with memory_errors(), self._ranks.backward(last), flat.stand_ins.in_place() if flat else nullcontext():
             with self.autocast():
                 loss = self._loss(self.model, batch)
             check_scalar(loss)

@@ -30,7 +30,7 @@ from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
 from hotloop.train.examples import write_examples
 from hotloop.train.heartbeat import Heart
-from hotloop.train.host_memory import page_locked
+from hotloop.train.host_memory import not_locked, page_locked
 from hotloop.train.live import Published, publisher_of_rank
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
@@ -84,7 +84,7 @@ def train_job(
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
         ready, decoding = _with_decoder(ready, stack, observer.warn)
         deaths = WorkerDeaths(observer.warn)
-        train, val = _sources(ready, decoding, stack, patience, deaths)
+        train, val = _sources(ready, decoding, stack, patience, deaths, observer.warn)
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
         world.note("run", str(run.directory))
         recorders = [*(_recorders(job, run, stack) if world.first else []), _published(run, ready.job, heart, stack)]
@@ -182,8 +182,9 @@ def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None])
 
 
 def _sources(
-    ready: Ready, decoding: Decoding | None, stack: ExitStack, patience: Patience, deaths: WorkerDeaths
-) -> tuple[Source, Source | None]:
+    ready: Ready, decoding: Decoding | None, stack: ExitStack, patience: Patience, deaths: WorkerDeaths,
+    notify: Callable[[str], None],
+) -> tuple[Source, Source | None]:  # fmt: skip
     """Batches to train and validate on; workers only for what has to be read."""
     device = torch.device(ready.job.device)
     read = [pair for pair in ready.datasets if not isinstance(pair[0], ArrayDataset)]
@@ -192,8 +193,9 @@ def _sources(
         opened = stack.enter_context(Loaders(read, int(ready.job.data.workers), patience, on_death=deaths))
         loaders = {id(loader.dataset): loader for loader in opened}
         if device.type == "cuda":
-            for loader in opened:
-                stack.enter_context(page_locked(loader.memory))
+            refused = [why for loader in opened if (why := stack.enter_context(page_locked(loader.memory)))]
+            if refused:
+                notify(not_locked("batches", refused[0]))
     train = ready.train_source or LoaderSource(
         loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers, decoding
     )

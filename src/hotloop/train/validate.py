@@ -11,7 +11,7 @@ from hotloop.core.errors import HotloopError
 from hotloop.tasks.task import Example, Task
 from hotloop.train.compiler import without_compiler
 from hotloop.train.patience import StopRequested
-from hotloop.train.pieces import Pieces, cut, no_room, release
+from hotloop.train.pieces import Pieces, cut, memory_errors, no_room, release
 from hotloop.train.ranks import evaluated
 from hotloop.train.sharded import is_sharded
 from hotloop.train.source import DeviceBatch, Source
@@ -107,7 +107,8 @@ class _Look:
         """Sums of loss and metrics over a batch's samples, and its predictions; in smaller pieces if it must be."""
         while True:
             try:
-                return self._in_pieces(batch, pieces.of(batch.tensors))
+                with memory_errors():
+                    return self._in_pieces(batch, pieces.of(batch.tensors))
             except torch.OutOfMemoryError as error:
                 message = str(error)
                 if is_sharded(self.model):  # other ranks compute the same pieces at the same time

@@ -192,8 +192,10 @@ _WHOLE_ONLY = ("adafactor", "rprop", "lbfgs", "sparseadam", "muon")
 
 def check_shardable(job: Job) -> None:
     """Raise InputError if a job asks for what divided weights do not go with."""
+    layers = job.parallel in TENSOR  # float8's linear layers take whole weights, as FSDP2 gathers them
     obstacles = [
-        (f'precision = "{job.precision}"', job.precision in ("fp16", "float8"), "precision=bf16"),
+        (f'precision = "{job.precision}"', job.precision == "fp16", "precision=bf16"),
+        ('precision = "float8"', job.precision == "float8" and layers, "precision=bf16, or --set parallel=fsdp"),
         (f"train.ema = {job.train.ema}", job.train.ema > 0, "train.ema=0"),
         (f"model.keep_fp32 = {job.model.keep_fp32}", bool(job.model.keep_fp32), "model.keep_fp32=[]"),
         (f'optimizer.name = "{job.optimizer.name}"', job.optimizer.name in _WHOLE_ONLY, "optimizer.name=adamw"),
@@ -203,7 +205,7 @@ def check_shardable(job: Job) -> None:
         if given:
             raise InputError(
                 f'{setting} does not go with parallel = "{job.parallel}"',
-                "weights are divided among the ranks",
+                "layers are divided among the ranks" if layers else "weights are divided among the ranks",
                 f"--set {other}, or --set parallel=ddp",
             )
 

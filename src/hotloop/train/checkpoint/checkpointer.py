@@ -7,7 +7,7 @@ and renamed, and verified before it is loaded.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Checkpointer:
     Args:
         directory: where checkpoints go; it exists, and nobody else writes there.
         keep: how many of the newest stay, at least 1.
-        warn: told, in a line, of each damaged checkpoint that is passed over.
+        warn: told, in a line, of each damaged checkpoint that is passed over, and of memory that cannot be locked.
         background: `begin` returns when the state is in the host's memory, and another process writes it.
         rank: which of the processes this is that save together. Each has the same state, or a part of its tensors
             (`DTensor`). The first one calls `open`, and after that all call `begin`.
@@ -71,7 +71,7 @@ class Checkpointer:
             raise InputError(f"keep is {keep}; at least 1 is needed", "the newest checkpoint always stays", "keep=2")
         self._directory = directory
         self._warn = warn
-        self._saver = Saver(directory, keep, background, Share(rank, ranks))
+        self._saver = Saver(directory, keep, background, Share(rank, ranks), warn)
 
     def save(self, state: State, step: int, epoch: int = 0) -> Path:
         """Write a checkpoint, whole or not at all, then remove the oldest beyond `keep`.
@@ -86,6 +86,17 @@ class Checkpointer:
         """
         self.open(step, epoch)
         return self.begin(state, step, epoch).end()
+
+    def reserve(self, states: Sequence[State]) -> None:
+        """Take the host's memory for saving in the background now, so that the first save does not wait for it.
+
+        Args:
+            states: as much as these hold together; one that turns out larger is saved all the same.
+
+        Raises:
+            CheckpointError: there is not so much.
+        """
+        self._saver.reserve(states)
 
     def open(self, step: int, epoch: int = 0) -> None:
         """Make room for a checkpoint that several processes write: the first one does so before any of them begins.

@@ -1,7 +1,7 @@
 """How a state gets into files: at once, or in the background while the training goes on."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -65,15 +65,32 @@ class Saver:
         keep: how many of the newest checkpoints stay.
         background: write in another process, from a copy in the host's memory.
         share: which of several processes this is.
+        warn: told, in a line, if the copy's memory cannot be locked for a GPU.
     """
 
-    def __init__(self, directory: Path, keep: int, background: bool, share: Share) -> None:
+    def __init__(
+        self, directory: Path, keep: int, background: bool, share: Share, warn: Callable[[str], None]
+    ) -> None:  # fmt: skip
         self._directory = directory
         self._keep = keep
         self._background = background
         self._share = share
-        self._staging = Staging()
+        self._staging = Staging(warn)
         self._writer = Writer()
+
+    def reserve(self, states: Sequence[State]) -> None:
+        """Take memory for the copy of a state that will hold what these do together, before there is one.
+
+        Raises:
+            CheckpointError: there is not so much.
+        """
+        tensors = [part.tensor for state in states for part in split(state, self._share.number == 0).parts]
+        if not (self._background and tensors):
+            return
+        try:
+            self._staging.reserve(tensors)
+        except OSError as error:
+            raise cannot_write(self._directory, error, CheckpointError) from error
 
     def open(self, position: Position) -> None:
         """Make the folder that is filled.

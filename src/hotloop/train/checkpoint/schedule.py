@@ -38,6 +38,12 @@ class SaveSchedule:
         """Whether processes with clocks of their own may differ about when one is due."""
         return not isinstance(self._every, Interval) or self._every.unit == "seconds"
 
+    def may_come(self, epochs: int, steps: int) -> bool:
+        """Whether one may be due before the end of a training of so many epochs and steps."""
+        if not isinstance(self._every, Interval) or self._every.unit == "seconds":
+            return True
+        return self._every.amount < (steps if self._every.unit == "steps" else epochs)
+
     @property
     def every_seconds(self) -> float:
         """Between saves, as it looks now; 0 where steps or epochs are counted."""

@@ -1,6 +1,6 @@
 """Copies of a state in the host's memory, made while the training goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ _ALIGNMENT = 64
 _SPARE = 1.02
 """States grow by a few bytes, as numbers in them get longer."""
 _LEAST_BYTES = 1 << 16
+_TEXT_BYTES = 1 << 20
+"""What a state has besides large tensors, as a rule."""
 _ROOM_SHARE = 0.05
 """Of a GPU's memory, which stays free for the training."""
 
@@ -47,13 +49,22 @@ class Staged:
 class Staging:
     """Memory for one state at a time.
 
+    Args:
+        warn: told, in a line, if memory for a GPU cannot be locked.
+
     Attributes:
         memory: which another process may map; another one after a state that did not fit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None]) -> None:
         self.memory: HostMemory | None = None
+        self._warn = warn
         self._streams: dict[torch.device, Any] = {}
+
+    def reserve(self, tensors: Sequence[Tensor]) -> None:
+        """Take memory for as much as these and the texts beside them: to lock it takes seconds for tens of GB."""
+        size = sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)
+        self._room_for(size + _TEXT_BYTES, any(tensor.is_cuda for tensor in tensors))
 
     def copy(self, texts: Sequence[bytes], parts: Sequence[Part]) -> Staged:
         """Begin to copy: the state may change as soon as this returns.
@@ -78,7 +89,7 @@ class Staging:
     def _room_for(self, size_bytes: int, locked: bool) -> HostMemory:
         if self.memory is None or self.memory.bytes.nbytes < size_bytes:
             self.close()
-            self.memory = HostMemory(max(_LEAST_BYTES, int(_SPARE * size_bytes)), locked)
+            self.memory = HostMemory(max(_LEAST_BYTES, int(_SPARE * size_bytes)), locked, self._warn)
         return self.memory
 
     def _copied(self, blocks: list[tuple[int, int]], places: list[Tensor], tensors: list[Tensor]) -> Staged:
