@@ -82,7 +82,8 @@ def test_predict_names_what_it_cannot_read(tmp_path: Path, hotloop: Command, mak
         "absent.jpg: cannot be read: No such file or directory", "1 file of 7 could not be read",
     ]  # fmt: skip
     (tmp_path / "nothing").mkdir()
-    assert "no image in nothing" in hotloop("predict", "model.onnx", "nothing", expect=2).err
+    beside = hotloop("predict", "model.onnx", "images", "nothing", expect=1)
+    assert beside.err.splitlines()[0] == "nothing: cannot be read: a folder without images"
     assert "no file absent.onnx" in hotloop("predict", "absent.onnx", "images", expect=2).err
     assert "a private key" in key_given(tmp_path, hotloop, "release.key")
     assert "is not signed" in key_given(tmp_path, hotloop, "release.key.pub")

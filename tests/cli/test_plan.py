@@ -75,3 +75,12 @@ def test_where_nothing_is_ever_done_that_is_said(hotloop: Command) -> None:
     assert "10 h" not in said
     found = json.loads(hotloop("plan", "spot", *options, "--json", expect=0).out, parse_constant=pytest.fail)
     assert found["price"]["useful_hour"] is None
+    assert (found["wall_seconds"], found["paid_seconds"], found["cost"]) == (None, None, None)
+
+
+def test_what_is_not_known_is_not_told_as_nothing(hotloop: Command) -> None:
+    without = json.loads(hotloop(*SPOT, "--json", expect=0).out)
+    assert (without["wall_seconds"], without["paid_seconds"], without["cost"]) == (None, None, None)
+    unpriced = json.loads(hotloop(*SPOT, "--work", "40h", "--json", expect=0).out)
+    assert unpriced["paid_seconds"] >= 40 * 3600
+    assert unpriced["cost"] is None

@@ -124,6 +124,9 @@ def test_cards_are_found_by_key_and_by_the_drivers_name() -> None:
     assert card_named("h100") == card_named(card_named("H100").name)
     with pytest.raises(InputError, match="unknown card"):
         card_named("")
+    with pytest.raises(InputError) as beginning:
+        card_named("a100")
+    assert beginning.value.fix.startswith("--card A100-"), "not another card with a similar name"
 
 
 HEAD = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone\n"

@@ -117,6 +117,14 @@ def test_a_trace_by_hand() -> None:
     assert later.interruptions == 2, "it goes on at the trace's begin"
 
 
+@given(st.floats(-1e9, 2e9))
+def test_a_trace_is_the_same_whenever_it_began(shift: float) -> None:
+    lives, costs = [Life(0, 30), Life(50, 100)], Costs(1.0, restart=2.0, wait=5.0)
+    later = [Life(life.start + shift, life.end + shift) for life in lives]
+    there, here = replay(later, 40.0, 10.0, costs, 99.0 + shift), replay(lives, 40.0, 10.0, costs, 99.0)
+    assert (there.wall, there.interruptions) == (pytest.approx(here.wall, abs=1e-3), here.interruptions)
+
+
 def test_bands_agree_with_the_formula_for_long_trainings() -> None:
     chance, truth, now, lives = random.Random(3), Weibull.of_mean(2 * HOUR, 0.8), 0.0, []
     for _ in range(3000):
@@ -192,6 +200,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
         ("start,end\n0\n", "line 2: no start and end"),
         ("start,end\n0,soon\n", "line 2: no start and end"),
         ("start,end\n0,inf\n", "line 2: no start and end"),
+        ("start,end,ended\n0,1,2\n", "line 2: no start and end, or ended is neither 0 nor 1"),
         ("start,end\n0,10\n5,20\n", "line 3: from 5 to 20"),
         ("start,end\n10,10\n", "line 2: from 10 to 10"),
     ],

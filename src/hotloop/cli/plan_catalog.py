@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +92,8 @@ def _taken(place: str, provider: str | None, on: date | None) -> "list[Offer]":
 
     text = _fetched(place) if "://" in place else _read(Path(place))
     if "AcceleratorName" not in text.partition("\n")[0]:
-        return parse_offers(text, place)
+        offers = parse_offers(text, place)
+        return [replace(one, provider=one.provider or provider or "") for one in offers]
     if not provider:
         what = f"{place} does not say whose prices these are"
         raise InputError(what, "SkyPilot's tables are one a cloud", "--provider aws")

@@ -115,8 +115,8 @@ def _lines(asked: "Asked", advice: "Advice") -> list[str]:
         return [*lines, "nothing is ever done: machines are gone before they have trained and saved once"]
     if advice.price:
         lines.append(_price_line(asked, advice))
-    if asked.work:
-        cost = f", for {advice.cost:,.2f}" if advice.cost else ""
+    if advice.wall is not None and advice.paid is not None:
+        cost = f", for {advice.cost:,.2f}" if advice.cost is not None else ""
         wall, paid = format_seconds(advice.wall), format_seconds(advice.paid)
         lines.append(f"{format_seconds(asked.work)} of work take about {wall}, {paid} of them paid{cost}")
     if advice.low and advice.high:

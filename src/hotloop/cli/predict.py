@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotloop.cli.export import missing, public_key, read_key, read_secret
-from hotloop.core.errors import InputError
 from hotloop.core.run import plain
 from hotloop.core.units import count
 
@@ -54,10 +53,6 @@ def predict(
             click.echo(f"{one.path}: cannot be read: {one.reason}", err=True)
         else:
             click.echo("  ".join([one.path, *(f"{name} {probability:.4f}" for name, probability in one.classes)]))
-    if not done:
-        raise InputError(
-            f"no image in {', '.join(images)}", "there is no file with an image's suffix", "name other files"
-        )
     if as_json:
         trusted = classifier.verified.trusted
         told = {"model": os.fspath(model), "trusted": trusted, "images": rows, "unreadable": unread}

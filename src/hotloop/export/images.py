@@ -33,6 +33,8 @@ def read_image(path: str, settings: ImageInput) -> np.ndarray:
         state = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DamagedSample(path, getattr(error, "strerror", None) or str(error)) from None
+    if stat.S_ISDIR(state.st_mode):
+        raise DamagedSample(path, "a folder without images")
     if not stat.S_ISREG(state.st_mode):
         raise DamagedSample(path, "it is no file")
     if state.st_size > _LARGEST_FILE:
@@ -62,11 +64,12 @@ def normalised(pixels_HWC: np.ndarray, settings: ImageInput) -> np.ndarray:
 def find_files(names: Sequence[str]) -> Iterator[str]:
     """The files that were meant: files as they are, images in folders and all below them by name, patterns ("*.jpg").
 
-    A name that is nothing of these is given as it is, so that it is told as what cannot be read.
+    A name that is nothing of these, or a folder without images, is given as it is, so that it is told as what cannot be
+    read.
     """
     for name in names:
         if os.path.isdir(name):
-            yield from _below(name)
+            yield from list(_below(name)) or [name]
         elif not os.path.lexists(name) and glob.has_magic(name):
             yield from sorted(glob.glob(name, recursive=True)) or [name]
         else:

@@ -47,10 +47,11 @@ def write_onnx(
     model = made.model
     got = model.opset_imports[""]
     if opset is not None and got != opset:
-        cause = f"this torch writes opset {got} here and cannot turn it into {opset}; onnx knows 1 to "
+        cause = f"torch wrote opset {got}, which cannot be turned into {opset}; onnx knows up to "
         raise InputError(
-            f"--opset {opset} is not supported", f"{cause}{onnx.defs.onnx_opset_version()}", f"--opset {got}"
-        )
+            f"--opset {opset} is not supported", f"{cause}{onnx.defs.onnx_opset_version()}",
+            f"--opset {got}, or leave it out",
+        )  # fmt: skip
     ClearMetadataAndDocStringPass()(model)
     weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
     data = beside(path, DATA).name if weights > inline else None

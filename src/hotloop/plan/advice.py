@@ -53,7 +53,8 @@ class Advice:
         mean: of one machine; `first`: until the first of all is lost.
         young, daly: intervals by these formulae, which know no restarts and risks that stay the same.
         curve: intervals, and the share of the paid time that is work.
-        wall, paid: that the work is expected to take, and that is paid for; 0 where it is not known.
+        wall, paid: that the work is expected to take, and that is paid for; None where it is not known, or never ends.
+        cost: of that; None where that or a price is not known.
         waste_low, waste_high: share of the paid time that is no work, in nine of ten futures that are as long as what
             was observed, and differ from it as its own parts differ; None where too little was observed.
         low, middle, high: of trainings played through: by wall time the 5th, 50th and 95th of a hundred.
@@ -67,9 +68,9 @@ class Advice:
     daly: float
     curve: tuple[tuple[float, float], ...]
     price: Price | None
-    wall: float
-    paid: float
-    cost: float
+    wall: float | None
+    paid: float | None
+    cost: float | None
     waste_low: float | None
     waste_high: float | None
     low: Replayed | None
@@ -90,14 +91,14 @@ def advise(asked: Asked) -> Advice:
         played = bands(asked.lives, asked.work, best.interval, asked.costs)
     first = group.mean
     waste_low, waste_high = _waste(asked, best)
-    wall = asked.work / best.share if best.share else 0.0
-    paid = asked.work / best.paid_share if best.paid_share else 0.0
+    wall = asked.work / best.share if asked.work and best.share else None
+    paid = asked.work / best.paid_share if asked.work and best.paid_share else None
     return Advice(
         lifetime=described, mean=one.mean, first=first, outlook=best,
         young=young_interval(asked.costs.save, first), daly=daly_interval(asked.costs.save, first),
         curve=_curve(group, best.interval, asked.costs), price=cost, wall=wall, paid=paid,
-        cost=paid / 3600 * asked.spot * asked.machines, waste_low=waste_low, waste_high=waste_high,
-        low=played[0], middle=played[1], high=played[2],
+        cost=paid / 3600 * asked.spot * asked.machines if paid and asked.spot else None,
+        waste_low=waste_low, waste_high=waste_high, low=played[0], middle=played[1], high=played[2],
     )  # fmt: skip
 
 

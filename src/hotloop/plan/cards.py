@@ -66,7 +66,8 @@ def card_named(text: str) -> Card:
     names = {key.lower(): card for key, card in known.items()} | {card.name.lower(): card for card in known.values()}
     if text.lower() in names:
         return names[text.lower()]
-    near = get_close_matches(text.lower(), names, n=3, cutoff=0.4)
+    begun = [name for name in names if name.startswith(text.lower())] if text else []
+    near = begun or get_close_matches(text.lower(), names, n=3, cutoff=0.4)
     cause = f"the nearest are {', '.join(dict.fromkeys(names[name].key for name in near))}" if near else ""
     raise InputError(
         f'unknown card "{text}"', cause or f"there are {', '.join(known)}",

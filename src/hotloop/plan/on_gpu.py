@@ -4,6 +4,7 @@ torch can neither differentiate nor cast for a GPU that is not there. So tensors
 autocast and torch's choice of kernels differ between the two, the GPU's is taken.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -55,9 +56,18 @@ def fake_weights(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Modul
 
 @contextmanager
 def faked() -> Iterator[None]:
-    """Tensors that are made within have no memory."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    """Tensors that are made within have no memory. An operation that fails raises its error, and nobody logs it too."""
+    with FakeTensorMode(allow_non_fake_inputs=True), _unlogged(logging.getLogger("torch._subclasses.fake_tensor")):
         yield
+
+
+@contextmanager
+def _unlogged(logger: logging.Logger) -> Iterator[None]:
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hotloop.plan.lifetime import Observed
 from hotloop.plan.spot import Costs
 
 _MOST_LIVES = 1_000_000
+_ENDED = {"0": False, "1": True}
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ def read_trace(file: Path) -> list[Life]:
     lives: list[Life] = []
     for number, row in enumerate(rows, 2):
         try:
-            life = Life(_seconds(row["start"]), _seconds(row["end"]), (row.get("ended") or "1").strip() != "0")
+            life = Life(_seconds(row["start"]), _seconds(row["end"]), _ENDED[(row.get("ended") or "1").strip()])
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{file}, line {number}: no start and end", str(dict(row)), example) from None
+            raise InputError(
+                f"{file}, line {number}: no start and end, or ended is neither 0 nor 1", str(dict(row)), example
+            ) from None
         if life.end <= life.start or (lives and life.start < lives[-1].end):
             raise InputError(
                 f"{file}, line {number}: from {row['start']} to {row['end']}",
@@ -76,7 +79,7 @@ class Replayed:
 
 def replay(lives: Sequence[Life], work: float, interval: float, costs: Costs, start: float) -> Replayed:
     """Train for so many seconds of work from a moment on; after the trace's end it begins anew."""
-    period = lives[-1].end
+    period = lives[-1].end - lives[0].start
     paid, left = 0.0, work
     first = next((number for number, life in enumerate(lives) if life.end > start), 0)
     begin = start
