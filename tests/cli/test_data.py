@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -42,6 +43,22 @@ def test_a_page_that_cannot_be_written_is_an_error(hotloop: Command, make_images
     assert finished.code == 2
     assert finished.err.startswith("error: no folder /nowhere")
     assert finished.err.count("\n") == 3
+
+
+@pytest.mark.parametrize("arguments", [("check", "--page", "page.html"), ("pack", "shards")])
+def test_a_disk_that_takes_no_more_is_an_error(
+    arguments: tuple[str, ...], make_images: Callable[..., Path], tmp_path: Path
+) -> None:
+    command, *rest = arguments
+    done = subprocess.run(
+        [sys.executable, "-m", "hotloop", "data", command, str(make_images(each=2)), *rest, "--workers", "0"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error", "cause", "fix"]
+    assert done.stderr.startswith(f"error: cannot write {rest[-1]}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["images"], "nothing is left of it"
 
 
 def test_a_folder_that_is_not_there_is_an_error(hotloop: Command) -> None:

@@ -35,7 +35,7 @@ def job(tmp_path: Path) -> Callable[..., str]:
 def test_memory_time_and_prices_are_told(hotloop: Command, job: Callable[..., str]) -> None:
     done = hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", expect=0)
     assert "on 1 × H100 (bf16" in done.out
-    for word in ("memory", "time", "a step", "us mine", "us large", "spot, if a machine lives"):
+    for word in ("memory", "time", "a step", "us mine", "us large", "spot, if a machine lives", "saved (us mine)"):
         assert word in done.out
     assert "newer ones" in done.out, "the prices have no date"
 

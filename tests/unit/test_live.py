@@ -367,4 +367,6 @@ def test_figures_join_what_is_published_already(tmp_path: Path) -> None:
     ours.write()
     (found,) = read_live(tmp_path).processes
     assert (found.way, found.metrics) == ("train", {"revenue": 3.5})
+    with pytest.raises(ValueError, match="step is -5"):
+        publish({"revenue": 4.0}, step=-5)  # nobody would read a file that says so
     ours.close()

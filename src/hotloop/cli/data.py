@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hotloop.cli.ending import ended_by_signals
-from hotloop.core.errors import InputError
+from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.files import write_atomic
 from hotloop.core.units import count, escaped, format_bytes
 
@@ -55,7 +55,10 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     if page:
         from hotloop.pages.data import render_findings
 
-        write_atomic(page, render_findings(findings, sets, max_pixels).encode(errors="backslashreplace"))
+        try:
+            write_atomic(page, render_findings(findings, sets, max_pixels).encode(errors="backslashreplace"))
+        except OSError as error:
+            raise cannot_write(page, error, InputError, "--page FILE") from None
     if as_json:
         click.echo(json.dumps({**asdict(findings), "error": findings.is_error}))
     else:
@@ -105,7 +108,10 @@ def pack(
         settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed)
         processes = read_machine().cpus if workers is None else workers
         with ended_by_signals(), _Bar(len(images)) as bar:
-            packed = pack_images(images, folder, settings, processes, bar.advance)
+            try:
+                packed = pack_images(images, folder, settings, processes, bar.advance)
+            except OSError as error:
+                raise cannot_write(folder, error, InputError, "another FOLDER") from None
     if as_json:
         click.echo(json.dumps(asdict(packed)))
         return int(bool(packed.damaged))

@@ -170,14 +170,17 @@ def _spot(
     from hotloop.plan.planning import save_seconds
     from hotloop.plan.spot import Costs
 
-    for option in options:
-        offer = option.offer
-        if option.setup.fits and offer and offer.spot and offer.on_demand:
-            costs = Costs(save or save_seconds(plan.needs, option.setup), restart=180.0, wait=60.0)
-            mean = lifetime or job.checkpoint.interruption.amount
-            spot, on_demand = offer.spot, offer.on_demand
-            return advise(Asked(costs, mean, spot=spot, on_demand=on_demand, work=option.seconds))
-    return None
+    option = _with_both_prices(options)
+    if not option or not option.offer:
+        return None
+    costs = Costs(save or save_seconds(plan.needs, option.setup), restart=180.0, wait=60.0)
+    mean, offer = lifetime or job.checkpoint.interruption.amount, option.offer
+    return advise(Asked(costs, mean, spot=offer.spot or 0.0, on_demand=offer.on_demand or 0.0, work=option.seconds))
+
+
+def _with_both_prices(options: "Sequence[Option]") -> "Option | None":
+    """The first one."""
+    return next((one for one in options if one.setup.fits and (at := one.offer) and at.spot and at.on_demand), None)
 
 
 def _lines(job: "Job", plan: "Plan") -> list[str]:
@@ -249,15 +252,16 @@ def _money(value: float | None, fits: bool) -> str:
 
 
 def _spot_lines(options: "Sequence[Option]", advice: "Advice | None") -> list[str]:
-    if not advice or not advice.price:
+    option = _with_both_prices(options)
+    if not option or not advice or not advice.price:
         return []
-    cost, found = advice.price, advice.outlook
+    cost, found, where = advice.price, advice.outlook, _row(option)[0]
     if cost.saving <= 0:
-        return ["spot does not pay on the first of them that has both prices"]
+        return [f"spot does not pay on {where}, the first that has both prices"]
     return [
         f"spot, if a machine lives {format_seconds(advice.mean)} on average: save every "
         f"{format_seconds(found.interval)}; {1 - found.paid_share:.1%} of the paid time is lost, "
-        f"{cost.saving:.0%} of the price is saved"
+        f"{cost.saving:.0%} of the price is saved ({where})"
     ]
 
 

@@ -30,7 +30,7 @@ _PASSWORD_FROM = "HOTLOOP_WATCH_PASSWORD"  # noqa: S105, a name
 def watch(url: str | None, user: str, ca: Path | None, interval: float, once: bool, as_json: bool, demo: bool) -> int:
     """Show cards and trainings together, live.
 
-    Keys: s sorts, Enter shows all of a job, q ends.
+    Keys: s sorts, l draws the next figure, Enter shows all of a job, q ends.
     """
     if as_json and not once:
         raise InputError("--json needs --once", "the live page prints nothing", "hotloop watch --once --json")

@@ -279,8 +279,13 @@ def publish(metrics: Mapping[str, float], step: int | None = None) -> None:
 
     Args:
         metrics: by name; the newest of each is kept, of at most 64.
-        step: how far the training is; known where hotloop trains.
+        step: how far the training is, from 0; known where hotloop trains.
+
+    Raises:
+        ValueError: `step` is negative, or a figure is no number.
     """
+    if step is not None and step < 0:
+        raise ValueError(f"step is {step}: the least is 0")
     if not _of_process:
         rank, ranks = number_in_environment("RANK", 0), number_in_environment("WORLD_SIZE", 1)  # as torchrun says
         ours = Publisher(live_folder(), way="library", job=script_name(), run=str(Path.cwd()), rank=rank, ranks=ranks)

@@ -149,7 +149,8 @@ def _advice(slow: str, stages: Stages, job: Job) -> str:
     pack = "hotloop data pack"
     if slow == "host":
         return (
-            "the training process itself holds it up: what is done with batches before a step (RandAugment, MixUp, ...)"
+            "the training process itself holds it up: what it does between steps (RandAugment, MixUp, ...), or other "
+            "programs on its processors"
         )
     if slow == "copying":
         return "copies to the device hold it up: smaller samples would help"
