@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from threading import active_count, enumerate
+from threading import Event, Timer, active_count, enumerate
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +177,51 @@ def test_a_card_that_hangs_costs_its_own_figures_alone(read: Callable[..., Cards
     while not cards.read().cards[1].answers:  # its thread is on its way back
         pass
     assert [card.answers for card in cards.read().cards] == [True, True]
+
+
+class Counting(FakeNvml):
+    """Cards that count by themselves; notes how many threads are within that at once, and can hang there."""
+
+    def __init__(self, number: int) -> None:
+        counted = {pynvml.NVML_GPM_METRIC_SM_UTIL: 50.0}
+        super().__init__(*(FakeCard(working(index), activity=counted) for index in range(number)))
+        self.within, self.most, self.goes_on = 0, 0, Event()
+        self.goes_on.set()
+
+    def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> Any:  # noqa: N802 - NVML's name
+        self.within += 1
+        self.most = max(self.most, self.within)
+        self.goes_on.wait()
+        self.within -= 1
+        return super().nvmlGpmSampleGet(handle, sample)
+
+
+def test_cards_are_asked_for_their_activity_one_by_one(read: Callable[..., Cards]) -> None:
+    """The driver's library dies of two at a time."""
+    nvml = Counting(4)
+    cards = read(nvml)
+    cards.read()
+    nvml.goes_on.clear()  # so that each is at it for longer than until the next is asked
+    Timer(0.05, nvml.goes_on.set).start()
+    assert [card.sm_active for card in cards.read().cards] == [0.5] * 4
+    assert nvml.most == 1
+
+
+def test_a_card_that_hangs_while_it_counts_costs_the_others_their_activity_alone(read: Callable[..., Cards]) -> None:
+    nvml = Counting(3)
+    cards = read(nvml, 0.5)
+    cards.read()
+    nvml.goes_on.clear()
+    for _ in range(2):
+        reading = cards.read()
+        assert [card.answers for card in reading.cards] == [False, True, True]
+        assert [card.sm_active for card in reading.cards] == [None] * 3
+        assert [card.power_watts is not None for card in reading.cards] == [False, True, True]
+    nvml.goes_on.set()
+    while not cards.read().cards[0].answers:  # its thread is on its way back
+        pass
+    assert [card.sm_active for card in cards.read().cards] == [0.5] * 3
+    assert nvml.most == 1
 
 
 def test_a_card_that_hangs_from_the_start_does_not_hold_up_the_others(read: Callable[..., Cards]) -> None:
