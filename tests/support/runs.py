@@ -115,10 +115,12 @@ def started(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 def read_until(child: "subprocess.Popen[str]", begin: str) -> None:
     assert child.stderr
+    said = []
     for line in child.stderr:
         if line.startswith(begin):
             return
-    raise AssertionError(f"it ended without a line that begins with {begin!r}")
+        said.append(line)
+    raise AssertionError(f"it ended without a line that begins with {begin!r}:\n{''.join(said)}")
 
 
 def rank_of(parent: int, rank: int) -> int:
