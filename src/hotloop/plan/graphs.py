@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
@@ -73,9 +74,10 @@ class Joint:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.MUST_RECOMPUTE
                 if keep and _tensors(node) and not isinstance(node.meta["val"], Tensor):
                     del node.meta["recompute"]  # it is its parts that are kept
-        graphs: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
-            graph, self._inputs, **self._settings
-        )
+        graphs: tuple[fx.GraphModule, fx.GraphModule]
+        # torch 2.11 looks for the fakes' mode where random numbers are recomputed; while it compiles, it finds it so.
+        with tracing(TracingContext(detect_fake_mode(self._inputs))):
+            graphs = min_cut_rematerialization_partition(graph, self._inputs, **self._settings)
         return graphs
 
 
