@@ -106,7 +106,7 @@ class LoaderSettings:
 
 
 class Loader:
-    """Batches of one data set. Loaders that share worker processes are opened together by `open_loaders`.
+    """Batches of one data set; several loaders can share worker processes, each as a feed of its own.
 
     Attributes:
         damages: each damaged sample met, by name; its reason.
