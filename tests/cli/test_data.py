@@ -121,6 +121,12 @@ def test_shards_do_not_become_a_class_of_what_they_are_made_of(
     assert not (folder / "shards").exists()
 
 
+def test_shards_are_not_packed_into_object_storage(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    failed = hotloop("data", "pack", str(make_images()), "s3://bucket/shards", expect=2)
+    assert "s3://bucket/shards is in object storage" in failed.err
+    assert not Path("s3:").exists()
+
+
 def test_packed_images_can_be_checked(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
     folder, shards = str(make_images(each=3)), str(tmp_path / "shards")
     would = hotloop("data", "pack", folder, shards, "--dry-run")

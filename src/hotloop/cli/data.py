@@ -71,7 +71,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 
 @data.command()
 @click.argument("location")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("to", type=click.Path(file_okay=False), metavar="FOLDER")
 @click.option("--side", type=click.IntRange(1), help="Resize images whose shorter side is longer, as JPEG.")
 @click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True, help="Of that JPEG.")
 @click.option("--shard-mib", type=click.IntRange(1), default=256, show_default=True, help="Size of a shard.")
@@ -80,7 +80,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 @click.option("--dry-run", is_flag=True, help="Say what would be packed, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pack(
-    location: str, folder: Path, side: int | None, quality: int, shard_mib: int, seed: int, workers: int | None,
+    location: str, to: str, side: int | None, quality: int, shard_mib: int, seed: int, workers: int | None,
     dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the images at LOCATION into tar shards in FOLDER.
@@ -94,8 +94,13 @@ def pack(
     """
     from hotloop.core.machine import read_machine
     from hotloop.data.image_list import find_images
+    from hotloop.data.object_store import is_remote
     from hotloop.data.pack import Packed, PackSettings, check_folder, pack_images
 
+    if is_remote(to):
+        why = "shards are written to a folder of this machine"
+        raise InputError(f"{to} is in object storage", why, "name a folder here, and copy it: aws s3 sync")
+    folder = Path(to)
     check_folder(folder)
     if folder.resolve().is_relative_to(Path(location).resolve()):
         why = "the shards would become a class of the images that they are made of"
