@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +289,34 @@ def test_a_store_that_does_not_answer_any_more_ends_the_run(
                 next(loader.batches())
         finally:
             server[1].send_signal(signal.SIGCONT)
+
+
+def test_a_store_that_is_started_anew_is_waited_for(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    class Restarting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 9:
+                self.send_response(200)
+                self.send_header("Last-Modified", formatdate(usegmt=True))
+                self.send_header("ETag", '"1"')
+                self.send_header("Content-Length", "5")
+                self.end_headers()
+                self.wfile.write(b"image")
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Restarting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        try:
+            assert remote.Remote(f"{url(store)}/train").read("1.jpg") == b"image"
+        finally:
+            server.shutdown()
 
 
 def test_an_object_reads_as_a_file(store: Any) -> None:

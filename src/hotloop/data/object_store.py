@@ -20,16 +20,17 @@ def is_remote(location: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def open_store(url: str, **settings: str) -> Any:
+def open_store(url: str, retries: int = 8, **settings: str) -> Any:
     """A place, opened once a process: processes of ours are spawned, never forked, which its threads would not survive.
 
     Args:
+        retries: of a request, for a minute at most. A store that is down refuses at once: 8 of them take a few seconds.
         settings: of that kind of store, as obstore calls them.
 
     Raises:
         InputError: obstore is not installed, or there is no such kind of place.
     """
-    retry = {"max_retries": 8, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
     client = {
         "connect_timeout": f"{_CONNECT_SECONDS}s",
         "timeout": f"{_ANSWER_SECONDS}s",

@@ -19,6 +19,8 @@ from hotloop.data.object_store import obstore_module, open_store, reason, refuse
 
 _AT_ONCE = 16
 """Questions to a store at the same time."""
+_RETRIES = 1000
+"""Of reading an object: more than a minute has room for, so that a store may be started anew meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,10 @@ class _Raw(io.RawIOBase):
 def _fetch(url: str, name: str, start: int, size: int | None) -> bytes:
     obstore = obstore_module()
     try:
+        store = open_store(url, _RETRIES)
         if size is None:
-            return bytes(obstore.get(open_store(url), name).bytes())
-        content = bytes(obstore.get_range(open_store(url), name, start=start, length=size)) if size else b""
+            return bytes(obstore.get(store, name).bytes())
+        content = bytes(obstore.get_range(store, name, start=start, length=size)) if size else b""
     except FileNotFoundError:
         raise
     except obstore.exceptions.BaseError as error:
