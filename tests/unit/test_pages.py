@@ -1,4 +1,5 @@
 import json
+import os
 import xml.etree.ElementTree as ET
 from datetime import datetime
 from html.parser import HTMLParser
@@ -47,6 +48,12 @@ def ended_run(root: Path, **changes: object) -> Run:
     }  # fmt: skip
     run.write_result(Result(**{**plain, **changes}))  # type: ignore[arg-type]
     return run
+
+
+def test_a_report_names_damaged_files_whose_names_are_no_text(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, corrupt_files=[{"path": os.fsdecode(b"a/caf\xe9.jpg"), "reason": "it is empty"}])
+    write_report(run)
+    assert r"caf\udce9.jpg" in run.report_file.read_text()
 
 
 def test_a_report_shows_everything_and_loads_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from hotloop.pages.environment import environment
 
 def write_report(run: Run) -> None:
     """Write `report.html` from the files of a run that has ended."""
-    write_atomic(run.report_file, render_report(run))
+    # Names of files may be no UTF-8.
+    write_atomic(run.report_file, render_report(run).encode(errors="backslashreplace"))
 
 
 def render_report(run: Run) -> str:
