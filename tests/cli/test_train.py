@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -121,16 +122,18 @@ def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: P
         "import os, signal, sys; from hotloop.cli.main import main; import hotloop.train.step as s\n"
         "run = s.Step.run\n"
         "s.Step.run = lambda *a, **k: (os.kill(os.getpid(), signal.SIGINT), run(*a, **k))[1]\n"
-        "main(['train', 'job.toml'])"
+        "main(['train', 'job.toml', '--set', 'seed=3', '--set', 'optimizer.learning_rate = 0.02'])"
     )
     child = subprocess.run(
         [sys.executable, "-c", code], cwd=job.parent, env={**os.environ, "PYTHONPATH": str(SUPPORT)},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert child.returncode == 75, child
-    command = child.stdout.split("to continue: ")[1].splitlines()[0].split()
+    command = shlex.split(child.stdout.split("to continue: ")[1].splitlines()[0])
     assert command[:2] == ["hotloop", "train"]
-    assert "continuing at step 1" in hotloop(*command[1:], expect=0).err
+    going_on = hotloop(*command[1:], expect=0).err
+    assert "continuing at step 1" in going_on
+    assert "warning" not in going_on, "with the settings that it began with"
 
 
 def test_in_a_terminal_there_is_a_bar(job: Path) -> None:

@@ -161,7 +161,7 @@ def _train(settings: dict[str, Any], stop: Path) -> None:
                 job, read_machine(), Observers([shown, reports]), world=world, stop_file=str(stop)
             )  # fmt: skip
             if world.first:
-                text = summary(Path(settings["job"]), run, result, fixed=True)
+                text = summary(["hotloop", "train", settings["job"]], run, result, fixed=True)
                 ray.get(outcome.tell.remote(rank, Told(result.status, text)))
     except StopRequested:  # of one of several ranks, while the others wait for it; what was saved last is kept
         ray.get(outcome.tell.remote(rank, Told("preempted", "stopped while it waited for data")))

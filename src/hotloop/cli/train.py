@@ -2,8 +2,9 @@
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -73,18 +74,19 @@ def train(
     starts = os.environ.pop(STARTS, "")  # the ranks that this starts are one start
     if starts and job.run.dir and node_rank == 0:
         count_start(Path(starts), Run(Path(job.run.dir)).checkpoints)
+    command = _command(file, overrides, settings)
     if (number := _processes(job, nnodes)) > 1 or nnodes > 1:
         from hotloop.train.elastic import train_in_ranks
         from hotloop.train.gpus import answering_gpus
         from hotloop.train.machines import ONE, Nodes
         from hotloop.train.world import team_size
 
-        command = _command(file, overrides, resume, settings, as_json)
+        in_ranks = [*command, "--resume", resume, *(["--json"] if as_json else [])]
         alone = nnodes == 1
         nodes = ONE if alone else Nodes(nnodes, node_rank, host, port, rdzv_id)
         answering = answering_gpus if alone and job.device != "cpu" else None
-        return train_in_ranks(command, number, job.ranks, _tell, answering, team_size(job, number * nnodes), nodes)
-    return _train(file, job, resume, as_json)
+        return train_in_ranks(in_ranks, number, job.ranks, _tell, answering, team_size(job, number * nnodes), nodes)
+    return _train(command, job, resume, as_json)
 
 
 def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
@@ -127,20 +129,18 @@ def _processes(job: Job, nodes: int) -> int:
     return 1 if is_rank() else processes_for(job, nodes)
 
 
-def _command(
-    file: Path, overrides: tuple[str, ...], resume: str, settings: Path | None, as_json: bool
-) -> list[str]:  # fmt: skip
-    """What each rank runs."""
+def _command(file: Path, overrides: tuple[str, ...], settings: Path | None) -> list[str]:
+    """What trains, and continues, this job."""
     laid_over = [word for override in overrides for word in ("--set", override)]
     tuned = ["--settings", str(settings)] if settings else []
-    return ["hotloop", "train", str(file), *laid_over, *tuned, "--resume", resume, *(["--json"] if as_json else [])]
+    return ["hotloop", "train", str(file), *laid_over, *tuned]
 
 
 def _tell(text: str) -> None:
     click.echo(f"hotloop: {text}", err=True)
 
 
-def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
+def _train(command: Sequence[str], job: Job, resume: str, as_json: bool) -> int:
     """Train in this process."""
     from hotloop.cli.progress import rank_observer, terminal_observer
     from hotloop.train.numa import bind
@@ -176,7 +176,7 @@ def _train(file: Path, job: Job, resume: str, as_json: bool) -> int:
             if as_json:
                 click.echo(json.dumps(plain({"run": str(run.directory), **asdict(result)})))
             else:
-                click.echo(summary(file, run, result, fixed=job.run.dir is not None))
+                click.echo(summary(command, run, result, fixed=job.run.dir is not None))
         return 0 if world.folder else code  # else the agent that has started this rank would take it for lost
 
 
@@ -210,11 +210,11 @@ def _speed(result: Result) -> str:
     return ", ".join(parts)
 
 
-def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
+def summary(command: Sequence[str], run: Run, result: Result, fixed: bool) -> str:
     """What came out of a run, in a few lines.
 
     Args:
-        file: the job's.
+        command: that trains the job.
         fixed: whether the job names its run.dir.
     """
     here = Path.cwd()
@@ -237,7 +237,7 @@ def summary(file: Path, run: Run, result: Result, fixed: bool) -> str:
         lines.append(f"{len(result.corrupt_files)} damaged {were} replaced, in validation left out:")
         lines += [escaped(f"  {damaged['path']}: {damaged['reason']}") for damaged in result.corrupt_files]
     if result.status == "preempted":
-        again = "" if fixed else f" --set run.dir={directory}"
-        lines.append(f"saved, as {result.stopped_by} asked; to continue: hotloop train {file}{again}")
+        again = shlex.join([*command, *([] if fixed else ["--set", f"run.dir={directory}"])])
+        lines.append(f"saved, as {result.stopped_by} asked; to continue: {again}")
     lines.append(f"report: {directory}/report.html")
     return "\n".join(line for line in lines if line)
