@@ -133,12 +133,12 @@ class DataMeter:
         share = min(1.0, span.samples * each / span.seconds)
         if share >= _ENOUGH:
             return DataSpeed(share)
-        slow = _slowest(self._stages, span.seconds)
+        slow = _slowest(self._stages, span.seconds, share)
         return DataSpeed(share, slow, _advice(slow, self._stages, job))
 
 
-def _slowest(stages: Stages, seconds: float) -> str:
-    if stages.late > _LATE * seconds:
+def _slowest(stages: Stages, seconds: float, share: float) -> str:
+    if stages.late > max(_LATE, (1 - share) / 2) * seconds:
         return "reading" if stages.reading > 0.5 * stages.working else "decoding"
     if stages.decoding > _FULL * seconds:
         return "engines"
