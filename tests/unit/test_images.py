@@ -72,6 +72,7 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "empty/b").mkdir()
     (folder / "bare").mkdir()
     (folder / "columns.csv").write_text("file,class\na.png,cat\n")
+    (folder / "twice.csv").write_text("path,label,label\na.png,cat,dog\nb.png,dog,cat\n")
     (folder / "list.jsonl").write_text('{"path": "a.png"}\n')
     (folder / "nothing.csv").write_text("")
     (folder / "latin.jsonl").write_bytes('{"path": "é.png", "label": "a"}'.encode("latin-1"))
@@ -86,6 +87,8 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
         "empty class": (str(folder / "empty"), "has no images"),
         "no class": (str(folder / "bare"), "has 0 classes"),
         "columns": (str(folder / "columns.csv"), "has the columns file, class"),
+        "column twice": (str(folder / "twice.csv"), "has the columns path, label, label"),
+        "another place": ("S3://bucket/train", "S3://bucket/train is no place that data is read from"),
         "no label": (str(folder / "list.jsonl"), "line 1"),
         "empty list": (str(folder / "nothing.csv"), "has 0 classes"),
         "latin jsonl": (str(folder / "latin.jsonl"), "cannot read"),
@@ -98,6 +101,7 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 KINDS = ["missing", "one class", "empty class", "no class", "columns", "no label", "empty list"]
+KINDS += ["column twice", "another place"]
 KINDS += ["latin jsonl", "latin csv", "open quote", "extra column", "null label", "blank label"]
 
 

@@ -125,6 +125,7 @@ def test_damage_is_one_of_samples(folder: Path) -> None:
         ({"image": [b"1", b"2"], "label": [[0], [1]], "id": [0, 1]}, "label is of type list"),
         ({"image": [b"1", b"2"], "label": [0, 1], "target": [0, 1]}, "label, target could be"),
         ({"image": [b"1", b"2"], "label": [0, None]}, 'label of row 1 is ""'),
+        ({"image": [b"1", b"2", b"3"], "label": [0, 1, -1]}, 'label of row 2 is "-1"'),
         ({"image": [b"1", b"2"], "label": [0, 0]}, "1 class"),
     ],
 )

@@ -265,6 +265,8 @@ def test_a_store_that_refuses(
 
 
 def test_nothing_there(store: Any) -> None:
+    with pytest.raises(InputError, match="how the bucket is spelt"):
+        find_images("s3://another-bucket/train")
     with pytest.raises(InputError, match="0 classes"):
         find_images(f"{url(store)}/nothing")
     with pytest.raises(InputError, match=r"no shard s3://.*/000000\.tar"):

@@ -1,5 +1,6 @@
 """Images in files and their classes: class folders, lists and shards."""
 
+import codecs
 import csv
 import io
 import json
@@ -19,7 +20,7 @@ from hotloop.data.columns import Column, Texts
 from hotloop.data.decode import read_file
 from hotloop.data.index import indexed
 from hotloop.data.listing import Listing, Spans, label_column
-from hotloop.data.object_store import is_remote
+from hotloop.data.object_store import SCHEMES, is_remote
 from hotloop.data.parquet import SUFFIX as PARQUET
 from hotloop.data.parquet import require_pyarrow
 from hotloop.data.parquet_list import scan_parquet
@@ -173,7 +174,7 @@ def _how_to_scan(location: str, key: str) -> tuple[Path, Callable[[Path], Listin
         return root, _scan_folder
     if root.suffix.lower() in (".csv", ".jsonl") and root.is_file():
         return root.parent, _scan_list
-    raise _absent(root, key)
+    raise _absent(location, key)
 
 
 def _renumbered(listing: Listing, classes: tuple[str, ...], location: str) -> Column:
@@ -200,10 +201,16 @@ def _listing(pairs: Sequence[tuple[str, str]], watched: Mapping[str, str]) -> Li
     return Listing(Texts.of(name for name, _ in pairs), labels, classes, watched)
 
 
-def _absent(root: Path, key: str) -> InputError:
+def _absent(location: str, key: str) -> InputError:
+    root = Path(location)
     beside = [entry.name for entry in root.parent.iterdir()] if root.parent.is_dir() else []
     near = get_close_matches(root.name, beside, n=1)
     other = str(root.parent / near[0]) if near else "FOLDER"
+    if "://" in location:
+        cause = (
+            f"what is read are folders of this machine, and object storage: {', '.join(f'{one}://' for one in SCHEMES)}"
+        )
+        return InputError(f"{location} is no place that data is read from", cause, "name one of those")
     if root.exists():
         cause = "a folder of class folders, a .csv or .jsonl list, .tar shards or .parquet files are read"
         return InputError(f"{root} is none of the kinds of data that are read here", cause, "name one of those")
@@ -303,7 +310,8 @@ def _lines(file: Path) -> io.StringIO:
     try:
         return io.StringIO(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        fix = f"write it as UTF-8: iconv -f LATIN1 -t UTF-8 {file}"
+        wide = file.read_bytes().startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        fix = f"write it as UTF-8: iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8 {file}"
         raise InputError(f"cannot read {file}", str(error), fix) from None
 
 
@@ -313,10 +321,10 @@ def _csv(file: Path) -> Iterable[tuple[str, str]]:
         if reader.fieldnames is None:  # the file is empty
             return
         reader.fieldnames = [name.strip() for name in reader.fieldnames]
-        if not {"path", "label"} <= set(reader.fieldnames):
+        if any(reader.fieldnames.count(name) != 1 for name in ("path", "label")):
             raise InputError(
                 f"{file} has the columns {', '.join(reader.fieldnames or ['none'])}",
-                "a list needs path and label",
+                "a list needs path and label, each once",
                 "make its first line: path,label",
             )
         for row in reader:

@@ -9,14 +9,14 @@ from urllib.parse import quote
 
 from hotloop.core.errors import InputError
 
-_SCHEMES = ("s3", "gs", "az")
+SCHEMES = ("s3", "gs", "az")
 _CONNECT_SECONDS, _ANSWER_SECONDS, _RETRY_SECONDS = 5, 30, 60
 
 
 def is_remote(location: str) -> bool:
     """Whether a location is in object storage."""
     scheme, separator, _ = location.partition("://")
-    return bool(separator) and scheme in _SCHEMES
+    return bool(separator) and scheme in SCHEMES
 
 
 @lru_cache(maxsize=16)
@@ -64,13 +64,16 @@ def obstore_module() -> Any:
 
 def refused(url: str, error: Exception) -> InputError:
     """Words for a store that does not let us read."""
-    if not url.startswith("s3://"):
+    said = reason(error)
+    if "NoSuchBucket" in said:
+        fix = "see how the bucket is spelt, and that AWS_REGION and AWS_ENDPOINT_URL are of the store that has it"
+    elif not url.startswith("s3://"):
         fix = "see that the machine's credentials for that store are those that may read it"
     else:
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
         fix = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for a store of your own"
         fix += ", and AWS_ALLOW_HTTP=true if it has no TLS" if plain else ""
-    return InputError(f"{url} cannot be read", reason(error), fix)
+    return InputError(f"{url} cannot be read", said, fix)
 
 
 def reason(error: Exception) -> str:

@@ -105,10 +105,12 @@ class ParquetImages:
         except (_arrow_error(), OSError, ValueError) as error:
             raise _unreadable(self.path, error) from None
         for row, value in enumerate(values):
-            known = not self.classes or value is None or 0 <= value < len(self.classes)
+            number = isinstance(value, int)
+            known = not number or (value >= 0 and (not self.classes or value < len(self.classes)))
             if value is None or value == "" or not known:
                 what = f'{self.path}: {self.label} of row {row} is "{"" if value is None else value}"'
-                among = f"the classes are 0 to {len(self.classes) - 1}" if self.classes else "each image needs a class"
+                classes = f"the classes are 0 to {len(self.classes) - 1}" if self.classes else "classes count from 0"
+                among = classes if number else "each image needs a class"
                 raise InputError(what, among, "remove the row, or give it its label")
         if self.classes:
             return [self.classes[value] for value in values], False
