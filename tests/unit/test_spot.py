@@ -2,6 +2,8 @@
 
 import math
 import random
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +115,10 @@ def test_a_trace_by_hand() -> None:
     found = replay(lives, 40.0, 10.0, costs, start=0.0)
     # 28 s after the restart: two windows of work, 20 s. From 50 on: 2 s, then 20 s of work and two saves.
     assert (found.wall, found.paid, found.interruptions) == (74.0, 54.0, 1)
+    told = replay(lives, 40.0, 10.0, replace(costs, noticed=1.0), start=0.0)
+    # Of the 6 s since the last save 5 are work and one saves it; 15 s with two saves are left.
+    assert (told.wall, told.paid, told.interruptions) == (69.0, 49.0, 1)
+    assert replay(lives, 40.0, 10.0, replace(costs, noticed=0.4), start=0.0).wall == pytest.approx(72.0)
     later = replay(lives, 40.0, 10.0, costs, start=99.0)
     assert later.interruptions == 2, "it goes on at the trace's begin"
 
@@ -186,8 +192,27 @@ def test_traces_are_read(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("start,end,ended\n2026-01-05T08:00,2026-01-05T09:30,1\n2026-01-05T10:00,2026-01-05T12:00,0\n")
     assert [(one.seconds, one.ended) for one in observed(read_trace(file))] == [(5400.0, True), (7200.0, False)]
-    file.write_text("start,end\n0,3600\n4000,5000.5\n")
+    file.write_text("start,end\n0,3600\n4000,5000.5\n", encoding="utf-8-sig")
     assert [life.end for life in read_trace(file)] == [3600.0, 5000.5]
+
+
+def test_times_do_not_depend_on_where_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("start,end\n2026-10-25T00:30,2026-10-25T01:30\n2026-10-25T01:40Z,2026-10-25T04:00+02:00\n")
+    monkeypatch.setenv("TZ", "Europe/Berlin")  # whose clocks go back at that time
+    time.tzset()
+    try:
+        lives = read_trace(file)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [one.seconds for one in observed(lives)] == [3600.0, 1200.0]
+
+
+def test_losses_of_one_age_are_counted() -> None:
+    lives = tuple(Life(start, start + 600) for start in range(0, 20_000, 1000))
+    assert "20 losses of one age" in advise(Asked(Costs(2.0), lives=lives)).lifetime
+    assert "one loss" in advise(Asked(Costs(2.0), lives=lives[:1])).lifetime
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,9 @@ def _lifetime(asked: Asked) -> tuple[str, Lifetime]:
     if len(lost) >= _ENOUGH:
         return f"as observed, {sum(one.ended for one in machines)} losses", Empirical(machines)
     if len(lost) < 2:
-        total = sum(one.seconds for one in machines)
-        return "one loss observed, whose risk stays", Weibull(total / sum(one.ended for one in machines))
+        total, losses = sum(one.seconds for one in machines), sum(one.ended for one in machines)
+        described = "one loss" if losses == 1 else f"{losses} losses of one age"
+        return f"{described} observed, whose risk stays", Weibull(total / losses)
     found = fitted(machines)
     return f"fitted to {sum(one.ended for one in machines)} losses, Weibull's shape {found.shape:.2g}", found
 

@@ -4,7 +4,7 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +29,14 @@ class Life:
 def read_trace(file: Path) -> list[Life]:
     """Read a CSV file with the columns start and end, and if need be ended (0 or 1), in order.
 
-    Times are seconds, or dates as ISO 8601 has them.
+    Times are seconds, or dates as ISO 8601 has them, of UTC where they name no zone.
 
     Raises:
         InputError: it cannot be read, a line is not of that form, or machines overlap.
     """
     example = "a CSV file: start,end then 2026-01-05T08:00,2026-01-05T19:30, a line for each machine"
     try:
-        with file.open(newline="") as opened:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
             rows = list(csv.DictReader(opened))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} cannot be read", getattr(error, "strerror", None) or str(error), example) from None
@@ -109,15 +109,18 @@ def bands(
 
 
 def _saved(there: float, interval: float, costs: Costs) -> float:
-    """Work that counts of a machine that was there for so long after its restart; without notice."""
-    return max(0.0, there // (interval + costs.save)) * interval
+    """Work that counts of a machine that was there for so long after its restart; on average, noticed or not."""
+    saves, rest = divmod(max(0.0, there), interval + costs.save)
+    since = min(interval, max(0.0, rest - costs.save))
+    return saves * interval + costs.noticed * since
 
 
 def _seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        moment = datetime.fromisoformat(text.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if not math.isfinite(value):
         raise ValueError(text)
     return value
