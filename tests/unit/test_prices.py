@@ -61,12 +61,18 @@ def test_a_price_without_a_date_has_no_age() -> None:
 def test_absent_prices_stay_absent() -> None:
     [one] = parse_offers("instance,card,gpus\nmine,H100,8\n", "own.csv")
     assert (one.on_demand, one.spot, one.date, one.cpus) == (None, None, None, 0.0)
+    assert parse_offers("instance,card,gpus\nmine,H100,8, ,\n", "own.csv") == [one], "commas alone say nothing"
 
 
 def test_of_an_instance_the_cheapest_place_is_taken() -> None:
     dear, cheap, spot_only = offer(on_demand=99.0), offer(region="b", on_demand=90.0), offer(region="c", on_demand=None)
     assert cheapest_of_kinds([spot_only, dear, cheap]) == [cheap]
     assert cheapest_of_kinds([offer(spot=30.0), offer(zone="b", spot=20.0)])[0].spot == 20.0
+
+
+def test_machines_of_one_name_with_other_gpus_are_others() -> None:
+    machines = [offer(instance="lab", gpus=1), offer(instance="lab", gpus=8), offer(instance="lab", card="L4", gpus=1)]
+    assert cheapest_of_kinds(machines) == machines
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,7 @@ def test_of_an_instance_the_cheapest_place_is_taken() -> None:
         (f"{COLUMNS}\na,i,r,z,H100,8,1,1,1,1,yesterday,s\n", "yesterday"),
         (f"{COLUMNS}\na,i,r,z,H100,8,1,1,1,1,9999-01-01,s\n", "9999-01-01 is in the future"),
         (f"{COLUMNS}\na,i,r,z,H100\n", "''"),
+        ("instance,card,gpus,on_demand\nlab,H100,8,12,50\n", "more values than columns: 50"),
         (f'{COLUMNS}\n"{"x" * 200_000}"\n', "field"),
     ],
 )

@@ -2,12 +2,13 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from datetime import date as Date  # noqa: N812 - a field has its name
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import user_cache
@@ -101,7 +102,7 @@ def parse_offers(text: str, origin: str) -> list[Offer]:
     if missing:
         raise InputError(f"{origin} is no table of prices", f"it has no column {', '.join(sorted(missing))}", _COLUMNS)
     try:
-        found = [_offer({name: (value or "").strip() for name, value in row.items() if name}) for row in rows]
+        found = [_offer(row) for row in rows]
     except ValueError as error:
         raise InputError(f"{origin}, line {rows.line_num}", str(error), _COLUMNS) from None
     except csv.Error as error:
@@ -109,7 +110,10 @@ def parse_offers(text: str, origin: str) -> list[Offer]:
     return found
 
 
-def _offer(row: dict[str, str]) -> Offer:
+def _offer(read: Mapping[str | None, Any]) -> Offer:
+    if beyond := [value for value in read.get(None, ()) if value.strip()]:  # 12,50 is two values
+        raise ValueError(f"more values than columns: {', '.join(beyond)}")
+    row = {name: (value or "").strip() for name, value in read.items() if name}
     card = row["card"]
     if card not in cards():
         raise ValueError(f"unknown card {card!r}; there are {', '.join(cards())}")
@@ -162,9 +166,9 @@ def _amount(text: str) -> float:
 
 def cheapest_of_kinds(offers: Sequence[Offer]) -> list[Offer]:
     """Of each kind of instance the place with the lowest price on demand, with the lowest spot price of that region."""
-    best: dict[tuple[str, str], Offer] = {}
+    best: dict[tuple[str, str, str, int], Offer] = {}
     for offer in offers:
-        kind = (offer.provider, offer.instance)
+        kind = (offer.provider, offer.instance, offer.card, offer.gpus)
         if kind not in best or _price(offer) < _price(best[kind]):
             best[kind] = offer
     return list(best.values())
