@@ -20,6 +20,18 @@ name = "tiny"
 OWN = "instance,card,gpus,on_demand,spot,provider,region\nmine,H100,1,4.0,1.5,us,here\nlarge,H100,2,8.0,,us,here\n"
 
 
+BUFFERED = """
+import tiny, torch
+
+class Buffered(tiny.Regression):
+    def model(self):
+        model = super().model()
+        model.register_buffer("saved", torch.zeros(1_000_000))
+        model.register_buffer("made_anew", torch.zeros(2_000_000), persistent=False)
+        return model
+"""
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[..., str]:
     """Writes a job file, and a table of prices beside it."""
@@ -38,6 +50,24 @@ def test_memory_time_and_prices_are_told(hotloop: Command, job: Callable[..., st
     for word in ("memory", "time", "a step", "us mine", "us large", "spot, if a machine lives", "saved (us mine)"):
         assert word in done.out
     assert "newer ones" in done.out, "the prices have no date"
+
+
+def test_gpus_that_make_no_whole_teams_are_left_out(hotloop: Command, job: Callable[..., str]) -> None:
+    teams = ("--set", "parallel=tp", "--set", "ranks.tensor=4")
+    done = hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", "--gpus", "4", *teams, "--json", expect=0)
+    found = json.loads(done.out)
+    assert {one["gpus"] for one in found["ways"]} == {1, 8}, "and the 4 that are asked for"
+    assert [one["gpus"] for one in found["options"]] == [1]
+    hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", "--gpus", "2", *teams, expect=2)
+
+
+def test_a_checkpoint_has_what_the_model_saves(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "buffered.py").write_text(BUFFERED)
+    averaged = ("--set", "train.ema=0.9", "--set", 'optimizer.name="sgd"', "--json")
+    found = json.loads(hotloop("plan", job("buffered:Buffered"), "--prices", "own.csv", *averaged, expect=0).out)
+    parts = found["memory"]["parts"]
+    assert parts["weights"] == parts["averaged"] > 4_000_000 + 8_000_000
+    assert 2 * 4_000_000 < found["needs"]["checkpoint_bytes"] < 2 * 4_000_000 + 100_000
 
 
 def test_json_has_all_of_it(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:

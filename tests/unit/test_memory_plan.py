@@ -17,6 +17,7 @@ STATE = State(
     parameters=1_000_000_000,
     parameter_bytes=4 * GB,
     buffer_bytes=0.0,
+    saved_buffer_bytes=0.0,
     optimizer_bytes=8 * GB,
     learnt_bytes=4 * GB,
     block_bytes=0.1 * GB,
@@ -59,6 +60,11 @@ def test_gradients_stay_where_batches_make_a_step_and_averages_are_another_copy(
     more = memory(Division(), averaged=True)
     assert more.allocated == pytest.approx(memory(Division()).allocated + 4 * GB)
     assert more.peak == pytest.approx(more.allocated + more.parts["slack"] + more.parts["context"])
+
+
+def test_averages_have_buffers_of_their_own() -> None:
+    buffered = replace(FOOTPRINT, state=replace(STATE, buffer_bytes=3 * GB))
+    assert memory_of(buffered, Division(4, weights=True), True, False).parts["averaged"] == (1 + 3) * GB
 
 
 @settings(max_examples=30)

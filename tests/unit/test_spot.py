@@ -198,7 +198,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
 
 def test_times_do_not_depend_on_where_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "trace.csv"
-    file.write_text("start,end\n2026-10-25T00:30,2026-10-25T01:30\n2026-10-25T01:40Z,2026-10-25T04:00+02:00\n")
+    file.write_text("start,end\n2026-10-25T02:30,2026-10-25T03:30\n2026-10-25T03:40Z,2026-10-25T06:00+02:00\n")
     monkeypatch.setenv("TZ", "Europe/Berlin")  # whose clocks go back at that time
     time.tzset()
     try:

@@ -105,6 +105,7 @@ class State:
 
     Attributes:
         parameters: numbers that are learnt or kept fixed.
+        saved_buffer_bytes: of the buffers that a checkpoint holds, too.
         learnt_bytes: of the weights that have gradients.
         block_bytes: of the largest part whose weights FSDP gathers at once.
         blocks_share: of the weights' bytes, those of repeated blocks.
@@ -114,6 +115,7 @@ class State:
     parameters: int
     parameter_bytes: float
     buffer_bytes: float
+    saved_buffer_bytes: float
     optimizer_bytes: float
     learnt_bytes: float
     block_bytes: float

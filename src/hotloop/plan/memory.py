@@ -97,7 +97,7 @@ def memory_of(footprint: Footprint, division: Division, averaged: bool, accumula
         "weights": weights + state.buffer_bytes,
         "gradients": fullest.gradients,
         "optimizer": state.optimizer_bytes * share * layers,
-        "averaged": weights if averaged else 0.0,
+        "averaged": weights + state.buffer_bytes if averaged else 0.0,
         "activations": fullest.activations,
         "temporary": fullest.temporary,
         "communication": _communication(state, division, layers),

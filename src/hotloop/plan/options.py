@@ -169,11 +169,21 @@ def priced(work: Workload, setup: Setup, offer: Offer | None) -> Option:
     return Option(setup, offer, seconds, seconds / epochs, total, each, cost(offer.spot if offer else None))
 
 
+def in_whole_teams(job: Job, gpus: int) -> bool:
+    """Whether so many GPUs, each layer computed by some of them together if the job says so, leave none over."""
+    return gpus == 1 or job.parallel not in ("tp", "fsdp+tp") or gpus % _team(job, gpus) == 0
+
+
+def _team(job: Job, gpus: int) -> int:
+    """GPUs that compute each layer together."""
+    tensor = job.ranks.tensor
+    return tensor if isinstance(tensor, int) else (gpus if job.parallel == "tp" else 2)
+
+
 def _choices(work: Workload, ways: Ways, card: Card, gpus: int) -> list[_Choice]:
     """As the job has it; and with blocks recomputed, where that is possible and it did not fit."""
-    asked, kept, tensor = work.job.parallel, work.job.speed.activations, work.job.ranks.tensor
-    size = tensor if isinstance(tensor, int) else (gpus if asked == "tp" else 2)
-    if gpus > 1 and gpus % size and asked in ("tp", "fsdp+tp"):
+    asked, kept, size = work.job.parallel, work.job.speed.activations, _team(work.job, gpus)
+    if not in_whole_teams(work.job, gpus):
         whole = size * max(1, gpus // size)
         raise InputError(f"{gpus} GPUs in teams of {size}", f'parallel = "{asked}": teams are whole', f"--gpus {whole}")
     if asked == "auto":  # as `train` decides

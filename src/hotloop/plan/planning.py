@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from hotloop.doctor.expect import decode_rate
 from hotloop.plan.cards import Card, cards, table
 from hotloop.plan.footprint import Footprint, State
 from hotloop.plan.one_step import SAMPLES, OneStep
-from hotloop.plan.options import Option, Setup, Workload, largest_batch, priced, setup_for
+from hotloop.plan.options import Option, Setup, Workload, in_whole_teams, largest_batch, priced, setup_for
 from hotloop.plan.prices import Offer
 from hotloop.plan.trace import Tracer
 from hotloop.plan.ways import Ways
@@ -204,7 +205,7 @@ def _others(work: Workload, ways: Ways, request: Request) -> Iterator[Setup]:
     """Other numbers of GPUs; and if all are asked for, other activations, precisions and divisions."""
     card, job = request.card, work.job
     counts = [gpus for gpus in _COUNTS if gpus <= job.data.batch_size]
-    for gpus in counts:
+    for gpus in filter(partial(in_whole_teams, job), counts):
         yield setup_for(work, ways, card, gpus)
     if not request.every_way:
         return
@@ -224,7 +225,7 @@ def _options(work: Workload, ways: Ways, offers: Sequence[Offer]) -> Iterator[Op
     for offer in offers:
         card = cards()[offer.card]
         has = work.job.precision in ("auto", *card.precisions)
-        if has and offer.gpus <= work.job.data.batch_size:
+        if has and offer.gpus <= work.job.data.batch_size and in_whole_teams(work.job, offer.gpus):
             yield priced(work, setup_for(work, ways, card, offer.gpus), offer)
 
 
@@ -232,7 +233,8 @@ def _needs(job: Job, dataset: Dataset, state: State, footprint: Footprint, setup
     rate = job.data.batch_size * job.train.accumulate / setup.time.seconds
     files = isinstance(dataset, ImageFiles)
     size = _sample_bytes(dataset) if isinstance(dataset, ImageFiles) else None
-    checkpoint = state.parameter_bytes * (1 + (job.train.ema > 0)) + state.optimizer_bytes
+    model = state.parameter_bytes + state.saved_buffer_bytes
+    checkpoint = model * (1 + (job.train.ema > 0)) + state.optimizer_bytes
     ahead = 4 * footprint.batch_bytes / footprint.batch * job.data.batch_size
     return Needs(
         samples_per_second=rate,

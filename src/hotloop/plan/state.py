@@ -21,7 +21,7 @@ def state_of(model: nn.Module, section: OptimizerSection, allocations: Allocatio
     """
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     blocks = repeated_blocks(model)
-    weights = _bytes(model.parameters())
+    weights, saved = _bytes(model.parameters()), model.state_dict().keys()
     if not learnt:
         raise InputError(
             "the model has no weights that are learnt", "none of them requires a gradient", "see model.name"
@@ -40,6 +40,7 @@ def state_of(model: nn.Module, section: OptimizerSection, allocations: Allocatio
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         parameter_bytes=weights,
         buffer_bytes=_bytes(model.buffers()),
+        saved_buffer_bytes=_bytes(buffer for name, buffer in model.named_buffers() if name in saved),
         optimizer_bytes=float(remembered),
         learnt_bytes=_bytes(learnt),
         block_bytes=max((_bytes(block.parameters()) for block in blocks), default=weights),
