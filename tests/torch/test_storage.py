@@ -172,6 +172,7 @@ def test_that_policy_allows_nothing_else(photos: Any) -> None:
 def test_check_says_what_is_missing_and_what_is_too_much(
     as_user: Callable[..., Finished], hotloop: Command, job: Path, photos: Any
 ) -> None:
+    obstore.put(photos, "data/train/_made", b"")  # empty and first, as the marks of folders are
     before = listed(photos)
     check = ["storage", "check", "job.toml", *OPTIONS]
     found = json.loads(as_user("job", *check, "--json", expect=0).out)

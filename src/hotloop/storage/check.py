@@ -126,11 +126,13 @@ class _Tries:
             self._say("reach it", "ok", f"{address} by {found.replace('TLSv', 'TLS ')}")
 
     def _data(self) -> None:
-        store, names = open_store(self._place.url), list(self._place.names)
+        store, names = open_store(self._place.url), self._place.names
+        listed: list[Any] = []
         if not names:
-            self._must("list", lambda: f"{count(len(self._listed(store, names)), 'name')} in the first answer")
+            self._must("list", lambda: f"{count(len(self._listed(store, listed)), 'name')} in the first answer")
         folder = self._place.prefix.rpartition("/")[0]
-        readable = names[0].removeprefix(f"{folder}/") if self._place.names else next(iter(names), "")
+        full = (one["path"] for one in listed if one["size"])  # an empty object marks a folder
+        readable = names[0].removeprefix(f"{folder}/") if names else next(full, "")
         if readable:
             self._must("read", lambda: f"{len(self._obstore.get_range(store, readable, start=0, length=_BYTES))} bytes")
         else:
@@ -142,11 +144,9 @@ class _Tries:
             self._not_written("not write", asked, _probe(), "credentials may write below the data")
         self._lists_no_more()
 
-    def _listed(self, store: Any, names: list[str]) -> list[str]:
-        for page in self._obstore.list(store, chunk_size=1000):
-            names += [found["path"] for found in page]
-            break
-        return names
+    def _listed(self, store: Any, found: list[Any]) -> list[Any]:
+        found += next(iter(self._obstore.list(store, chunk_size=1000)), [])
+        return found
 
     def _checkpoints(self) -> None:
         asked = Encryption()
