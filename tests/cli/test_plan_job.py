@@ -167,7 +167,17 @@ def test_prices_of_ones_own_may_be_given_a_provider(
     (tmp_path / "lab.csv").write_text("instance,card,gpus,on_demand\nmine,H100,1,2.5\n")
     hotloop("plan", "catalog", "--refresh", "lab.csv", "--provider", "lab", expect=0)
     offers = json.loads(hotloop("plan", "catalog", "--provider", "lab", "--json", expect=0).out)["offers"]
-    assert [one["instance"] for one in offers] == ["mine"]
+    assert [(one["instance"], one["date"]) for one in offers] == [("mine", None)]
+
+
+def test_prices_that_name_no_date_are_of_the_one_given(
+    hotloop: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "lab.csv").write_text("instance,card,gpus,date\nmine,H100,1,\nolder,H100,1,2025-01-01\n")
+    hotloop("plan", "catalog", "--refresh", "lab.csv", "--provider", "lab", "--date", "2026-01-05", expect=0)
+    offers = json.loads(hotloop("plan", "catalog", "--provider", "lab", "--json", expect=0).out)["offers"]
+    assert [one["date"] for one in offers] == ["2026-01-05", "2025-01-01"]
 
 
 SKYPILOT = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone

@@ -93,7 +93,7 @@ def _taken(place: str, provider: str | None, on: date | None) -> "list[Offer]":
     text = _fetched(place) if "://" in place else _read(Path(place))
     if "AcceleratorName" not in text.partition("\n")[0]:
         offers = parse_offers(text, place)
-        return [replace(one, provider=one.provider or provider or "") for one in offers]
+        return [replace(one, provider=one.provider or provider or "", date=one.date or on) for one in offers]
     if not provider:
         what = f"{place} does not say whose prices these are"
         raise InputError(what, "SkyPilot's tables are one a cloud", "--provider aws")
