@@ -98,6 +98,15 @@ def test_cached_batches_come_at_once_and_the_loader_goes_on_afterwards(hooks: Ho
     assert [batch.item() for batch in batches] == [2, 3, 4, 5]
 
 
+def test_each_epoch_of_persistent_workers_has_all_its_cached_batches(hooks: Hooks) -> None:
+    ablations = Ablations(torch, hooks)
+    loader = DataLoader(Slow(), 1, num_workers=1, persistent_workers=True)
+    with ablations.collecting():
+        list(loader)
+    with ablations.cached_batches():
+        assert [len(list(loader)) for _ in range(3)] == [6, 6, 6]
+
+
 def test_what_a_script_takes_out_of_a_cached_batch_is_there_again(hooks: Hooks) -> None:
     class Named(Slow):
         def __getitem__(self, index: int) -> dict[str, int]:  # type: ignore[override]

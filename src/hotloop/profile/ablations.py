@@ -16,7 +16,6 @@ from functools import partial
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from hotloop.attach.patches import Patches
 from hotloop.profile.hooks import Hooks
@@ -45,7 +44,6 @@ class Ablations:
         self.reading_seconds = 0.0
         self._unseen_seconds = 0.0
         self._kept: list[_Kept] = []
-        self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -73,11 +71,10 @@ class Ablations:
             kept = self._kept_of(iterator._dataset, same=True) or self._kept_of(_kind(iterator), same=False)
             if not kept:
                 return original()
-            given = self._given.get(iterator, 0)
             with suppress(TypeError):  # an iterable without a length
-                if iterator._num_yielded + given >= len(iterator):
+                if iterator._num_yielded >= len(iterator):
                     raise StopIteration
-            self._given[iterator] = given + 1
+            iterator._num_yielded += 1  # the iterator's own: with persistent workers it serves all epochs
             kept.batches.rotate(-1)
             return _same_containers(kept.batches[-1])
 
