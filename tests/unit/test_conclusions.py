@@ -241,7 +241,10 @@ def test_changes_are_named_and_conditions_hold_or_not() -> None:
     assert [is_met(condition, changes) for condition in unmet] == [False] * 3
 
 
-@pytest.mark.parametrize("condition", ["", "step_seconds", "speed > 2x", "step_seconds > 1..5", "step_seconds == 2"])
+@pytest.mark.parametrize(
+    "condition",
+    ["", "step_seconds", "speed > 2x", "step_seconds > 1..5", "step_seconds == 2", "step_seconds > 105%"],
+)
 def test_a_condition_that_makes_no_sense_is_an_error(condition: str) -> None:
     with pytest.raises(InputError, match="--fail-if"):
         is_met(condition, compare(a_profile(1.0, 0.4), a_profile(1.0, 0.4)))

@@ -68,5 +68,8 @@ def is_met(condition: str, changes: list[Change]) -> bool:
         limit = float(number)
     except ValueError as error:
         raise InputError(f"--fail-if {condition!r}", f"{number} is no number", fix) from error
+    if unit == "%" and not name.startswith("shares."):
+        cause = "% is of a step, and so of shares only; a ratio of after to before has x after it"
+        raise InputError(f"--fail-if {condition!r}", cause, fix)
     value = change.ratio if unit == "x" else change.after
     return _COMPARED[sign](value, limit / 100 if unit == "%" else limit)
