@@ -208,6 +208,14 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     assert (dict(found.best), found.ended) == ({"a": 1, "b": 0}, "interrupted")
 
 
+def test_ctrl_c_before_anything_was_measured_is_ctrl_c() -> None:
+    def seconds(one: Settings) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search((Knob("a", (0, 1)),), seconds)
+
+
 def test_the_budget_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("hotloop.tune.search.time.monotonic", lambda: now[0])

@@ -89,7 +89,8 @@ class Search:
         """Search until the best is certain, the budget is used up, or Ctrl-C.
 
         Raises:
-            HotloopError: the training does not run with the settings as they are.
+            HotloopError: the training does not run with the settings as they are, or not long enough.
+            KeyboardInterrupt: nothing was measured until Ctrl-C.
         """
         ended = "done"
         try:
@@ -103,9 +104,11 @@ class Search:
         except _BudgetUsed:
             ended = "budget"
         except KeyboardInterrupt:
+            if not self._measured(start_of(self._space)):  # there is no best so far
+                raise
             ended = "interrupted"
         if not self._measured(start_of(self._space)):
-            raise HotloopError("nothing was measured", f"the search was {ended} in its first trial", "--budget 10m")
+            raise HotloopError("nothing was measured", "the budget was used up in the first trial", "--budget 10m")
         return self._concluded(target, ended)
 
     def _one_by_one(self) -> None:
