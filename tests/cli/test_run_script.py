@@ -203,6 +203,14 @@ def test_exit_codes_arguments_and_input_are_the_scripts(script: Path, hotloop: C
     assert "note: nothing was accelerated: no training was seen" in done.err
 
 
+def test_a_child_that_trains_is_accelerated_and_tells_so(script: Path, hotloop: Command) -> None:
+    write(script, load=0.002)
+    fork = "import multiprocessing; multiprocessing.get_context('fork').Process(target=main).start()"
+    script.write_text(script.read_text().replace("\n    main()", f"\n    {fork}"))
+    assert accelerated(hotloop, "--only", "loader", "--at-once").out == plain(script)
+    assert summary(script.parent)["accelerations"]["loader"]["state"] == "on"
+
+
 def test_a_script_that_ends_before_all_was_tried(script: Path, hotloop: Command) -> None:
     write(script, steps=16)
     done = accelerated(hotloop)

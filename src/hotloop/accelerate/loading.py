@@ -94,8 +94,9 @@ class Loading:
         self._lanes.clear()
 
     def adopt(self) -> None:
-        """The thread that calls this is the one that trains."""
+        """The thread that calls this is the one that trains, in this process."""
         self._thread = threading.get_ident()
+        self._process = os.getpid()
 
     @property
     def is_ours(self) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import hypot
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -115,6 +117,9 @@ class Runner:
         self._loading.adopt()
         self._batches.watch(device)
         save_on_sigterm()
+        self._process = os.getpid()
+        if parent_process():  # what multiprocessing forks ends without atexit
+            Finalize(None, self._leave, exitpriority=0)
         self._began, self._steps = None, []
         self._run = self._accelerate(self._training)
         self._wanted = next(self._run)
