@@ -68,8 +68,9 @@ def test_bad_input(hotloop: Command, options: tuple[str, ...], said: str) -> Non
     assert said in hotloop("plan", "spot", *options, expect=2).err
 
 
-def test_where_nothing_is_ever_done_that_is_said(hotloop: Command) -> None:
-    options = ("--lifetime", "1s", "--save", "1h", "--work", "10h", "--price", "1", "--on-demand", "2")
+@pytest.mark.parametrize("save", ["1h", "1m"])
+def test_where_nothing_is_ever_done_that_is_said(hotloop: Command, save: str) -> None:
+    options = ("--lifetime", "1s", "--save", save, "--work", "10h", "--price", "1", "--on-demand", "2")
     said = hotloop("plan", "spot", *options, expect=0).out
     assert "nothing is ever done" in said
     assert "10 h" not in said

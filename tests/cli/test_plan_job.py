@@ -135,6 +135,12 @@ def test_what_needs_numbers_is_named_and_a_step_of_it_made(hotloop: Command, job
     assert "note: all of this is of a step of few samples" in hotloop("plan", job("tiny:ByNumbers"), expect=0).out
 
 
+def test_an_optimizer_that_asks_for_numbers_is_named(hotloop: Command, job: Callable[..., str]) -> None:
+    done = hotloop("plan", job(), "--set", "optimizer.name=adafactor", expect=2)
+    assert 'a job with the optimizer "adafactor" cannot be planned' in done.err
+    assert "--set optimizer.name=adamw" in done.err
+
+
 def test_what_can_neither_be_traced_nor_made_is_refused(
     hotloop: Command, job: Callable[..., str], tmp_path: Path
 ) -> None:

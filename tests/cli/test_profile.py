@@ -143,6 +143,15 @@ def test_unusual_scripts_are_profiled(
     assert expected in done.err
 
 
+def test_a_thread_that_trains_is_not_waited_for_when_it_has_ended(script: Path, hotloop: Command) -> None:
+    """The script's main thread gives it batches, and would wait for ever once nobody takes them."""
+    taken = "import queue, threading; given = queue.Queue(1); threading.Thread(target=main, daemon=True).start()"
+    write(script, load=0.002, call=f"{taken}\n    while True: given.put(None)", extra="given.get()")
+    done = hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py", expect=0)
+    assert json.loads(done.out)["device"] == "cpu"
+    assert "Traceback" not in done.err
+
+
 def test_a_script_that_catches_its_end_again_and_again_is_ended(script: Path, hotloop: Command) -> None:
     caught = "while True:\n        try:\n            main()\n        except BaseException:\n            pass"
     write(script, load=0.002, call=caught)

@@ -93,9 +93,11 @@ def job(
         gc.enable()
     sort: Callable[[Sequence[Option]], list[Option]] = by_time if fastest else by_cost
     options = [one for one in sort(plan.options) if _within(one, deadline, budget)]
-    advice = _spot(asked, plan, options, lifetime, save)
+    both = _with_both_prices(options)
+    advice = _spot(asked, plan, both, lifetime, save) if both else None
+    spot = _spot_lines(both, advice) if both and advice else []
     if page:
-        _write_page(page, asked, plan, options, advice, _price_notes(offers))
+        _write_page(page, asked, plan, options, (spot, advice.curve if advice else ()), _price_notes(offers))
     if as_json:
         click.echo(json.dumps(_content(plan, options, advice, offers)))
         return 0
@@ -104,7 +106,7 @@ def job(
     if plan.ways:
         print_table(_WAYS, [_way(way) for way in plan.ways])
     _print_options(options, len(plan.options), bool(deadline or budget))
-    for line in [*_spot_lines(options, advice), *_price_notes(offers)]:
+    for line in [*spot, *_price_notes(offers)]:
         click.echo(line)
     return 0
 
@@ -162,17 +164,13 @@ def _within(option: "Option", deadline: float | None, budget: float | None) -> b
     return not budget or (option.cost is not None and option.cost <= budget)
 
 
-def _spot(
-    job: "Job", plan: "Plan", options: "Sequence[Option]", lifetime: float | None, save: float | None
-) -> "Advice | None":
-    """Of the first option that has both prices."""
+def _spot(job: "Job", plan: "Plan", option: "Option", lifetime: float | None, save: float | None) -> "Advice":
+    """Of an option that has both prices."""
     from hotloop.plan.advice import Asked, advise
     from hotloop.plan.planning import save_seconds
     from hotloop.plan.spot import Costs
 
-    option = _with_both_prices(options)
-    if not option or not option.offer:
-        return None
+    assert option.offer
     costs = Costs(save or save_seconds(plan.needs, option.setup), restart=180.0, wait=60.0)
     mean, offer = lifetime or job.checkpoint.interruption.amount, option.offer
     return advise(Asked(costs, mean, spot=offer.spot or 0.0, on_demand=offer.on_demand or 0.0, work=option.seconds))
@@ -251,10 +249,8 @@ def _money(value: float | None, fits: bool) -> str:
     return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def _spot_lines(options: "Sequence[Option]", advice: "Advice | None") -> list[str]:
-    option = _with_both_prices(options)
-    if not option or not advice or not advice.price:
-        return []
+def _spot_lines(option: "Option", advice: "Advice") -> list[str]:
+    assert advice.price
     cost, found, where = advice.price, advice.outlook, _row(option)[0]
     if cost.saving <= 0:
         return [f"spot does not pay on {where}, the first that has both prices"]
@@ -334,8 +330,10 @@ def _option(option: "Option") -> dict[str, Any]:
 
 
 def _write_page(
-    file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]", advice: "Advice | None", notes: Sequence[str]
-) -> None:
+    file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]",
+    spot: tuple[Sequence[str], Sequence[tuple[float, float]]], notes: Sequence[str],
+) -> None:  # fmt: skip
+    """Write the page; of `spot` what is said, and the curve of intervals."""
     from hotloop.core.files import write_atomic
     from hotloop.pages.plan import render_plan
 
@@ -344,7 +342,7 @@ def _write_page(
     costs = [(option.seconds / 3600, option.cost or 0.0, _row(option)[0]) for option in fitting]
     content = render_plan(
         job.model.name, _lines(job, plan), dict(plan.asked.setup.memory.parts), [_way(way) for way in plan.ways], rows,
-        costs, _spot_lines(options, advice), advice.curve if advice else (), notes,
+        costs, *spot, notes,
     )  # fmt: skip
     try:
         write_atomic(file, content)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hotloop.cli.ending import ended_by_signals
 from hotloop.core.units import count, format_seconds
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def _script(options: _Options, command: tuple[str, ...]) -> int:
         code, file = record(options.tool, command, plan, os.environ, results)
         click.echo(f"recorded: {file}\nto look at it: {TOOLS[options.tool].view} {file}")
         return code
-    outcome = profile_script(command, plan, os.environ, results, output, options.tensorboard)
+    with ended_by_signals():
+        outcome = profile_script(command, plan, os.environ, results, output, options.tensorboard)
     if outcome.profile is None:
         click.echo(f"hotloop: the command ended with code {outcome.code} before enough was measured", err=True)
     elif as_json:

@@ -9,6 +9,8 @@ from hotloop.plan.lifetime import Lifetime
 _MOST_CYCLES = 100_000
 _INTERVALS = 240
 _FINE = 4_000
+_NEVER = 1e-9
+"""Share of the time: what is less work than this is none."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def outlook(lifetime: Lifetime, interval: float, costs: Costs) -> Outlook:
     begun = float(np.trapezoid(lifetime.survival(costs.restart + times), times))  # time after the restart
     told = float(np.trapezoid(lifetime.survival(costs.restart + costs.save + times), times)) * interval / cycle
     useful = (1 - costs.noticed) * saved + costs.noticed * max(told, saved)
+    if useful < _NEVER * mean:
+        useful = 0.0
     saving = (1 - costs.noticed) * saves + costs.noticed * (begun - max(told, saved))
     restarts = mean - begun
     return Outlook(

@@ -17,7 +17,7 @@ def state_of(model: nn.Module, section: OptimizerSection, allocations: Allocatio
     """Of a model of fakes, within `allocations`.
 
     Raises:
-        InputError: there is no such optimizer, or it does not take its arguments.
+        InputError: there is no such optimizer, it does not take its arguments, or its update cannot be traced.
     """
     learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     blocks = repeated_blocks(model)
@@ -30,7 +30,13 @@ def state_of(model: nn.Module, section: OptimizerSection, allocations: Allocatio
     for parameter in learnt:
         parameter.grad = torch.empty_like(parameter)
     before = allocations.bytes_of("state")
-    optimizer.step()  # the first one makes what it remembers
+    try:
+        optimizer.step()  # the first one makes what it remembers
+    except Exception as error:  # whatever it asks of numbers that are not there, or of gradients
+        cause = "its update cannot be traced: " + " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(
+            f'a job with the optimizer "{section.name}" cannot be planned', cause, "--set optimizer.name=adamw"
+        ) from None
     remembered = allocations.bytes_of("state") - before
     allocations.costs.clear()
     allocations.phase = "temporary"

@@ -2,13 +2,15 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from hotloop.attach.command import run_attached
 from hotloop.attach.inside import Attachment
-from hotloop.core.errors import HotloopError
+from hotloop.core.errors import HotloopError, InputError, cannot_write
 from hotloop.core.files import write_atomic
 from hotloop.core.profile import Profile
 from hotloop.pages.profile import render_profile
@@ -45,25 +47,19 @@ def profile_script(
         output: a file descriptor for what the command writes to its standard output, in place of ours.
 
     Raises:
-        InputError: there is no such program.
+        InputError: there is no such program, or the folder cannot be made.
         HotloopError: it ended well, and no training was seen in it.
     """
     if tensorboard:
         check_tensorboard()
-    with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
+    with _made(results), tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
-        results.mkdir(parents=True)
-        try:
-            code = run_attached(command, Attachment({"torch": _ENTRY}, name, asdict(plan)), environment, output)
-            measured = read_measured(folder)
-            enough = [one for one in measured if one.is_enough]
-            if not enough and not code:
-                raise _nothing_seen(command, folder, measured)
-        except HotloopError:
-            results.rmdir()
-            raise
+        code = run_attached(command, Attachment({"torch": _ENTRY}, name, asdict(plan)), environment, output)
+        measured = read_measured(folder)
+        enough = [one for one in measured if one.is_enough]
+        if not enough and not code:
+            raise _nothing_seen(command, folder, measured)
         if not enough:
-            results.rmdir()
             return Outcome(code, None)
         if code and any(one.left_out for one in enough):
             code = 0  # a note tells it
@@ -84,10 +80,25 @@ def profile_script(
     return Outcome(code, profile)
 
 
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder that is gone again if nothing came into it."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(folder, error, InputError, "--out FOLDER") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def next_folder(root: Path, command: Sequence[str]) -> Path:
     """The next free folder for a script's profile: ROOT/NAME-1, ROOT/NAME-2 and so on."""
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
-    name = scripts[0] if scripts else Path(command[0]).name
+    modules = [module.rpartition(".")[2] for word, module in pairwise(command) if word == "-m"]
+    name = [*scripts, *modules[-1:], Path(command[0]).name][0]  # the last one: torch's launcher is a module, too
     number = 1
     while (root / f"{name}-{number}").exists():
         number += 1

@@ -4,6 +4,7 @@ import atexit
 import itertools
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NoReturn
 
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment
@@ -365,6 +366,8 @@ class Watch:
     def _end(self) -> None:
         self._leave()
         if self._plan.stop:
+            if threading.current_thread() is not threading.main_thread():
+                _exit()  # only this thread would stop, and others may wait for it
             import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._stop)
             raise Stop(0)
 
@@ -372,9 +375,7 @@ class Watch:
         """The script went on all the same: it catches whatever is raised."""
         self._times_stopped += 1
         if self._times_stopped > _PATIENCE:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            _exit()
         raise Stop(0)
 
     def _leave(self) -> None:
@@ -402,3 +403,9 @@ class Watch:
             unseen.append("waiting for data is not seen: no DataLoader gave batches to the thread that trains")
         with suppress(OSError):  # the folder has gone with the one that waited for it
             replace(self._measured, unseen=tuple(unseen)).save(self._folder)
+
+
+def _exit() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

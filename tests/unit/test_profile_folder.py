@@ -1,0 +1,46 @@
+"""The folder that a profile is written into."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotloop.core.errors import InputError
+from hotloop.profile import script
+from hotloop.profile.plan import Plan
+from hotloop.profile.script import next_folder, profile_script
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --epochs 3", "train-1"),
+        ("python -m torch.distributed.run -m pkg.train", "train-1"),
+        ("python -m torch.distributed.run examples/fit.py", "fit-1"),
+        ("bin/train --fast", "train-1"),
+    ],
+)
+def test_it_has_the_name_of_what_trains(tmp_path: Path, command: str, name: str) -> None:
+    assert next_folder(tmp_path, command.split()) == tmp_path / name
+
+
+def test_interrupted_while_it_concludes_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Enough:
+        is_enough, left_out = True, ()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "read_measured", lambda folder: [Enough()])
+    monkeypatch.setattr(script, "conclude", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        profile_script(["true"], Plan(), os.environ, tmp_path / "profiles/train-1")
+    assert not list((tmp_path / "profiles").iterdir())
+
+
+def test_where_it_cannot_be_made_another_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="Not a directory") as refused:
+        profile_script(["true"], Plan(), os.environ, tmp_path / "file/x")
+    assert "--out FOLDER" in str(refused.value)
