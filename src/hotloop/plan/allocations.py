@@ -74,8 +74,9 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in made:
             like_one = tensor.shape in self._shapes and (self.phase != "activations" or is_cross_entropy(operator))
             self._hold(tensor, like_one or of_weights)
-        if logits:
-            self._note(logits)
+        scratch = scratch_of(operator, args)
+        if logits or scratch:
+            self._note(logits, scratch)
         if cost := cost_of(operator, args, kwargs or {}, outputs, read, made, self._sides):
             self.costs.append(cost)
         return outputs
@@ -90,16 +91,17 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = -(-storage.nbytes() // _ROUNDED_TO) * _ROUNDED_TO
         self._held[key] = (self.phase, fixed), size, weakref.ref(storage, lambda _: self._gone(key))
         self._bytes[self.phase, fixed] += size
-        self._note(0)
+        self._note()
 
-    def _note(self, logits: int) -> None:
-        self._moments.append(self._moment(logits))
+    def _note(self, logits: int = 0, scratch: int = 0) -> None:
+        self._moments.append(self._moment(logits, scratch))
 
-    def _moment(self, logits: int = 0) -> Moment:
+    def _moment(self, logits: int = 0, scratch: int = 0) -> Moment:
         of = self._bytes
         fixed = of["activations", True], of["temporary", True]
         gradients = of["gradients", True] + of["gradients", False]
-        return Moment(of["activations", False] + fixed[0], gradients, of["temporary", False] + fixed[1], *fixed, logits)
+        temporary = of["temporary", False] + fixed[1] + scratch
+        return Moment(of["activations", False] + fixed[0], gradients, temporary, *fixed, logits)
 
     def _gone(self, key: int) -> None:
         kind, size, _ = self._held.pop(key)
@@ -173,6 +175,21 @@ def logits_of(operator: Any, args: tuple[Any, ...]) -> int:
         return 0
     hidden_ND, weight_VD = args[:2]
     return int(hidden_ND.shape[0] * weight_VD.shape[0] * weight_VD.element_size())
+
+
+def scratch_of(operator: Any, args: tuple[Any, ...]) -> int:
+    """Bytes that attention's backward holds while it runs in 16 bits: the queries' gradient added up in fp32; where
+    fewer heads have keys, the gradients of keys and values for each head of queries. 0 for all other operators.
+
+    Seen as 1.70 GiB of Llama 3.2 1B with 27 × 4096 tokens on an H200, torch 2.11.
+    """
+    if not isinstance(operator, torch._ops.OpOverload) or operator._schema.name != f"{_FLASH}_backward":
+        return 0
+    query, key = args[1:3]
+    if query.element_size() > 2:
+        return 0
+    spread = 2 * query.element_size() if key.shape[1] < query.shape[1] else 0
+    return int(query.numel() * (4 + spread))
 
 
 def is_cross_entropy(operator: Any) -> bool:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from hotloop.core.errors import HotloopError
-from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of, sides
+from hotloop.plan.allocations import cost_of, is_cross_entropy, logits_of, scratch_of, sides
 from hotloop.plan.footprint import COMPILED, Cost, Flow, Moment, fullest
 
 _PART = "hotloop_recomputed"
@@ -33,7 +33,7 @@ _FUSED_NAMES = (
     "aten::full aten::full_like aten::iota prims::iota aten::arange aten::scalar_tensor aten::cat aten::embedding "
     "aten::gather aten::index aten::constant_pad_nd aten::rand aten::randn prims::inductor_random "
     "prims::inductor_seeds prims::inductor_lookup_seed aten::zeros aten::ones aten::zeros_like prims::device_put "
-    "aten::copy aten::repeat aten::roll aten::flip"
+    "aten::copy aten::repeat aten::roll aten::flip aten::select_scatter aten::slice_scatter"
 )
 _FUSED = frozenset(_FUSED_NAMES.split())
 """Of what torch does not call pointwise, that which is computed where it is read."""
@@ -117,13 +117,13 @@ def flows_of(forward: fx.GraphModule, backward: fx.GraphModule, weights: int) ->
     Args:
         weights: how many of forward's arguments are weights and buffers; they come first.
     """
-    first = _Plan(forward, {})
+    first = _Plan(forward, {}, is_backward=False)
     arguments = list(forward.graph.find_nodes(op="placeholder"))
     fixed = _made_of(set(arguments[:weights]), first.nodes)
     kept = {name: None if source in arguments else source for name, source in first.named.items()}
     of_weights = [tensor for node in arguments[:weights] for tensor in _tensors(node)]
     shapes, known = {tensor.shape for tensor in of_weights}, {sides(tensor) for tensor in of_weights}
-    second = _Plan(backward, kept)
+    second = _Plan(backward, kept, is_backward=True)
     alike = {node for node in second.nodes if any(tensor.shape in shapes for tensor in _tensors(node))}
     then = _flow(second, set(), fixed | (alike - set(second.given)), known)
     # What forward has as its results is kept for backward.
@@ -142,9 +142,15 @@ def _made_of(weights: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 class _Held:
-    """What is in memory, by what it is to the graph and whether it is as large with any batch."""
+    """What is in memory, by what it is to the graph and whether it is as large with any batch.
 
-    def __init__(self, given: Set[fx.Node], results: Set[fx.Node], fixed: Set[fx.Node]) -> None:
+    Args:
+        scratch: bytes that the kernel which takes most of it has beside. They come to all moments: memory that is free
+            is kept by the compiler for what will be as large, as long as no moment is fuller for it by what it knows.
+    """
+
+    def __init__(self, given: Set[fx.Node], results: Set[fx.Node], fixed: Set[fx.Node], scratch: int) -> None:
+        self._scratch = scratch
         self.sizes: dict[fx.Node, int] = {}
         self._given, self._results, self._fixed = given, results, fixed
         self._bytes: Counter[tuple[str, bool]] = Counter()
@@ -162,8 +168,9 @@ class _Held:
         """Now. What forward has as its results is kept for backward."""
         of, kept = self._bytes, "result" if is_forward else "given"
         gradients = 0 if is_forward else of["result", True] + of["result", False]
-        passing = of["other", True] + of["other", False]
-        return Moment(of[kept, True] + of[kept, False], gradients, passing, of[kept, True], of["other", True], logits)
+        passing = of["other", True] + of["other", False] + self._scratch
+        fixed = of[kept, True], of["other", True]
+        return Moment(fixed[0] + of[kept, False], gradients, passing, *fixed, logits)
 
     def _kind(self, node: fx.Node) -> tuple[str, bool]:
         kind = "given" if node in self._given else "result" if node in self._results else "other"
@@ -175,7 +182,7 @@ def _flow(
 ) -> Flow:
     given = set(plan.given) - stays
     results = plan.results - given - stays
-    held, moments = _Held(given, results, fixed), []
+    held, moments = _Held(given, results, fixed, max(kernel.scratch for kernel in plan.kernels)), []
     for kernel in plan.kernels:
         over = [part for part in kernel.last if part in held.sizes and part not in results]
         if not kernel.alone:  # what a fused kernel reads for the last time, it may write over
@@ -200,13 +207,14 @@ class _Kernel:
     Attributes:
         parts: what it writes; `last`: what it is the last to read; `unread`: what it writes and nobody reads.
         alone: nothing else is fused with it.
-        logits: bytes that our cross entropy takes while it runs.
+        logits, scratch: bytes that our cross entropy, and attention's backward, take while they run.
     """
 
     node: fx.Node
     reads: frozenset[fx.Node]
     alone: bool
     logits: int
+    scratch: int
     parts: list[fx.Node]
     last: list[fx.Node]
     unread: list[fx.Node]
@@ -223,7 +231,7 @@ class _Plan:
         named: the memory that each of its results is in.
     """
 
-    def __init__(self, graph: fx.GraphModule, kept: Mapping[str, fx.Node | None]) -> None:
+    def __init__(self, graph: fx.GraphModule, kept: Mapping[str, fx.Node | None], is_backward: bool) -> None:
         self.nodes: list[fx.Node] = list(graph.graph.nodes)
         self.kernels: list[_Kernel] = []
         self.given: list[fx.Node] = []
@@ -245,6 +253,8 @@ class _Plan:
                 self._reads[node] = frozenset([node])
                 of[node] = self._kernel(node)
                 self.kernels.append(of[node])
+        if is_backward:
+            self._put_gradients_last()
         self._find_ends()
 
     def _give(self, node: fx.Node, kept: Mapping[str, fx.Node | None]) -> None:
@@ -260,8 +270,9 @@ class _Plan:
 
     def _kernel(self, node: fx.Node) -> "_Kernel":
         parts = [node] if isinstance(node.meta["val"], Tensor) else []
-        logits = logits_of(node.target, _values(node.args))
-        return _Kernel(node, self._read_by(node), _is_alone(node), logits, parts, [], [])
+        arguments = _values(node.args)
+        taken = logits_of(node.target, arguments), scratch_of(node.target, arguments)
+        return _Kernel(node, self._read_by(node), _is_alone(node), *taken, parts, [], [])
 
     def costs(self, weights: Set[tuple[int, ...]]) -> list[Cost]:
         """Kernels that stand alone each; others by what is fused: between two such, up to a sum that must be known.
@@ -305,6 +316,31 @@ class _Plan:
         if node in wanted or _is_alone(node) or _is_sum(node):
             return False
         return len(node.users) <= 1 or len(self._read_by(node)) <= _MOST_READS
+
+    def _put_gradients_last(self) -> None:
+        """Of a block that is recomputed, what no other block reads is computed behind all else, as the compiler's
+        scheduler has it: weights' gradients, and what they are made of stays so long.
+        """
+        blocks: list[list[_Kernel]] = [[]]
+        block = None
+        for kernel in self.kernels:
+            of = kernel.node.meta.get("ac_graph_id", block)
+            if of != block:
+                blocks.append([])
+                block = of
+            blocks[-1].append(kernel)
+        read = frozenset().union(*(kernel.reads for kernel in blocks[-1]))
+        for kernels in blocks[-2:0:-1]:
+            soon: list[_Kernel] = []
+            last: list[_Kernel] = []
+            needed = set(read)
+            for kernel in reversed(kernels):
+                is_needed = not needed.isdisjoint(kernel.parts)
+                needed |= kernel.reads if is_needed else set()
+                (soon if is_needed else last).append(kernel)
+            kernels[:] = [*reversed(soon), *reversed(last)]
+            read |= frozenset().union(*(kernel.reads for kernel in kernels))
+        self.kernels = [kernel for kernels in blocks for kernel in kernels]
 
     def _find_ends(self) -> None:
         seen: set[fx.Node] = set()

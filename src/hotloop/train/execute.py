@@ -81,7 +81,7 @@ class Executor:
         self._numbers_change = False
         self._said: set[str] = set()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool: Any = None
 
     def run(self, place: Hashable, batch: Any, work: Work) -> Tensor:
         """Do `work` on `batch`; what comes back is overwritten by the next call of the same place and shape."""
@@ -187,6 +187,8 @@ class Executor:
             self._say(f"{_MOST_GRAPHS} shapes are captured; further ones run as they stand")
             return self._on_side_stream(_unflatten(leaves, spec), work)
         assert self._stream is not None
+        if not self._graphs:  # torch's allocator refuses a pool that has lost all of its graphs
+            self._pool = torch.cuda.graph_pool_handle()
         try:
             graph = _Graph(leaves, spec, work, self._stream, self._pool, copies=not rooms)
         except torch.OutOfMemoryError as error:
