@@ -14,6 +14,7 @@ import hotloop
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.plan import trace
+from hotloop.plan.allocations import scratch_of
 from hotloop.plan.footprint import scaled
 from hotloop.plan.one_step import SAMPLES, OneStep
 from hotloop.plan.trace import Tracer, Way
@@ -178,6 +179,25 @@ def test_blocks_that_are_not_traced_are_like_those_that_are(
     peaks = [max(moment.bytes for moment in footprint.passes) for footprint in (few, whole)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
     assert few.flops == pytest.approx(whole.flops, rel=0.01)
+
+
+def test_a_compiled_block_that_is_recomputed_holds_its_perceptrons_inner_results_in_attentions_backward() -> None:
+    """What weights' gradients are made of is held so long, beside a query's gradient in fp32."""
+    samples, length, width = 512, 64, 64
+    found = tracer(transformer, (length, width)).trace(Way(samples, "bf16", "blocks", True)).passes
+    perceptron, attention = 2 * 4 * width, (3 + 2 + 3) * width  # in 16 bits: results and their gradients
+    rest = 4 * width + (3 + 1) * 4 * width  # in 32: the query's gradient, and the blocks' own results and gradient
+    assert max(moment.bytes for moment in found) > samples * length * (2 * (perceptron + attention) + rest)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "expected"), [(4, torch.bfloat16, 4), (2, torch.float16, 8), (2, torch.float32, 0)]
+)
+def test_what_attentions_backward_takes_beside(heads: int, dtype: torch.dtype, expected: int) -> None:
+    query, key = torch.empty(3, 4, 5, 8, dtype=dtype), torch.empty(3, heads, 5, 8, dtype=dtype)
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    assert scratch_of(operator, (query, query, key, key)) == expected * query.numel()
+    assert scratch_of(torch.ops.aten.mm.default, (query, query)) == 0
 
 
 def test_billions_of_weights_take_no_memory() -> None:
