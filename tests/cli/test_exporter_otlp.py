@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command import Command
 from exporter import Exporter, certificate, exporter, no_openssl
+from ports import free_port
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'hotloop[otlp]'")
 from collector import collector, points
@@ -63,9 +64,7 @@ def test_what_the_environment_says_of_the_resource_comes_first(
 
 
 def test_without_a_collector_the_page_is_served_until_one_comes(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.5"}
     with exporter(tmp_path, *EVERY, url(port), environment=environment) as running:
         while not pushes(running, "failed"):

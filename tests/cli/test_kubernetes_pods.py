@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 import torch
 import yaml
 from command import Command
+from ports import free_port
 from runs import SUPPORT, read_until, weights_of, write_small_job
 
 
@@ -84,9 +84,7 @@ def test_what_pods_run_saves_at_sigterm_and_goes_on_after_a_restart(
     sent = {one["kind"]: one for one in yaml.safe_load_all(done.out)}
     (tmp_path / "mounted.toml").write_text(sent["ConfigMap"]["data"]["job.toml"])
     for restart, code in ((0, 75), (1, 0)):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         with ExitStack() as stack:
             pods = [stack.enter_context(pod(sent["JobSet"], index, restart, port, tmp_path)) for index in range(2)]
             if code == 75:

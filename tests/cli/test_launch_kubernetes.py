@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 import yaml
 from command import Command, Finished
 from kube import Cluster, api_server, write_kubeconfig
+from ports import free_port
 from runs import read_until
 
 JOB = """
@@ -415,9 +415,7 @@ def test_no_context_no_client_no_cluster_no_login(
 ) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", cluster, token="old")
     assert "the cluster does not accept your login" in said(hotloop("launch", "job.toml", *ON, expect=2))[0]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = Cluster(port=free.getsockname()[1])
+    nobody = Cluster(port=free_port())
     write_kubeconfig(tmp_path / "kubeconfig", nobody)
     lines = said(hotloop("launch", "job.toml", *ON, expect=1))
     assert f"the cluster at http://127.0.0.1:{nobody.port} does not answer" in lines[0]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from command import Command
+from ports import free_port
 from runs import TOKENS_JOB, weights_of
 
 
@@ -47,9 +47,7 @@ def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: P
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
     (tmp_path / "job.toml").write_text(TOKENS_JOB.replace("epochs = 2", "epochs = 30"))
     hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with node(tmp_path, port, True) as first, node(tmp_path, port, False) as second:
         until = time.monotonic() + 200
         while not list(tmp_path.glob("run/checkpoints/epoch-*")):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import Command
+from ports import free_port
 from runs import rank_of, read_until, started, weights_of, write_small_job
 
 from hotloop.train.interface import interface_towards
@@ -22,13 +23,6 @@ NOISY += ["--set", "data.last_batch=drop", "--set", "ranks.processes=1", "--set"
 @pytest.fixture
 def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
     return write_small_job(make_images, tmp_path)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 @contextmanager

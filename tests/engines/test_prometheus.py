@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from exporter import certificate, exporter, no_openssl
+from ports import free_port
 
 from hotloop.core.live import Publisher
 from hotloop.monitor.rules import rules
@@ -51,11 +51,6 @@ class Prometheus:
         while not (found := self.ask(query)):
             assert time.monotonic() < until, f"nothing for {query}; {self.ask('up')}"
         return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @contextmanager

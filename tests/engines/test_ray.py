@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from command import Command
-from ray_cluster import Cluster, free_port, missing, ray_cluster, wait_until, worker_of
+from ports import free_port
+from ray_cluster import Cluster, missing, ray_cluster, wait_until, worker_of
 from runs import MOMENTUM, paced_job, weights_of
 
 from hotloop.core.errors import InputError

@@ -4,16 +4,17 @@ import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ports import free_port
 
 SUPPORT = Path(__file__).parent
 _MARK = "HOTLOOP_TEST_RAY"
@@ -135,12 +136,6 @@ for node in {worker.node_id for worker in workers}:
     reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
     print(client.drain_node(node, reason, "spot", int((time.time() + 120) * 1000)))
 """
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager

@@ -6,9 +6,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from ports import free_ports
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch", "srun", "scontrol")
 NODES = ("n1", "n2")
@@ -159,11 +161,7 @@ def _name(pid: int) -> str:
 @contextmanager
 def slurm(folder: Path) -> Iterator[Cluster]:
     """A cluster in a folder, until the block ends."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in sockets]
+    ports = free_ports(3)
     (folder / "state").mkdir()
     for number in range(4):
         (folder / f"nv{number}").touch()
