@@ -8,8 +8,9 @@ import pytest
 
 from hotloop.core.errors import InputError
 from hotloop.profile import script
+from hotloop.profile.folder import next_folder
 from hotloop.profile.plan import Plan
-from hotloop.profile.script import next_folder, profile_script
+from hotloop.profile.script import profile_script
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,9 @@ def profile(
 def _script(options: _Options, command: tuple[str, ...]) -> int:
     """Profile a command."""
     from hotloop.profile.external import TOOLS, record
+    from hotloop.profile.folder import next_folder
     from hotloop.profile.plan import Plan
-    from hotloop.profile.script import next_folder, profile_script
+    from hotloop.profile.script import profile_script
 
     results = options.out or next_folder(Path("profiles"), command)
     as_json, output = options.as_json, sys.stderr.fileno() if options.as_json else None

@@ -182,7 +182,8 @@ def _flow(
 ) -> Flow:
     given = set(plan.given) - stays
     results = plan.results - given - stays
-    held, moments = _Held(given, results, fixed, max(kernel.scratch for kernel in plan.kernels)), []
+    scratch = max((kernel.scratch for kernel in plan.kernels), default=0)
+    held, moments = _Held(given, results, fixed, scratch), []
     for kernel in plan.kernels:
         over = [part for part in kernel.last if part in held.sizes and part not in results]
         if not kernel.alone:  # what a fused kernel reads for the last time, it may write over

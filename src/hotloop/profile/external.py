@@ -11,6 +11,7 @@ from pathlib import Path
 from hotloop.attach.command import run_attached
 from hotloop.attach.inside import Attachment
 from hotloop.core.errors import HotloopError, InputError
+from hotloop.profile.folder import made
 from hotloop.profile.measured import Measured
 from hotloop.profile.plan import Plan
 
@@ -82,10 +83,9 @@ def record(
     if not shutil.which(tool.program, path=environment.get("PATH")):
         whole = shlex.join([*tool.command(out, Path("CONTROL")), *command])
         raise InputError(f"{tool.program} is not installed", f"it would have been started as: {whole}", tool.source)
-    with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
+    with made(results), tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
         control = Path(folder) / "control"
         os.mkfifo(control)
-        results.mkdir(parents=True)
         # Python 3.12 and newer tell perf the names of their functions: https://docs.python.org/3/howto/perf_profiling.html
         inside = {**environment, "PYTHONPERFSUPPORT": "1"} if name == "perf" else environment
         settings = asdict(replace(plan, tool=name, ablate=False))
@@ -94,7 +94,7 @@ def record(
         recorded = [Measured.load(file) for file in Path(folder).glob("measured-*.json")]
     file = out.with_suffix(tool.suffix)
     if not file.exists() or not any(one.complete for one in recorded):
-        shutil.rmtree(results)
+        shutil.rmtree(results, ignore_errors=True)  # gone if it was empty
         seen = max((one.steps_seen for one in recorded), default=0)
         notes = "; ".join(note for one in recorded for note in one.unseen if "Error" in note)
         cause = f"{seen} steps were seen; {notes or 'warm-up alone takes 15'}"

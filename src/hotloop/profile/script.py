@@ -2,19 +2,18 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 from hotloop.attach.command import run_attached
 from hotloop.attach.inside import Attachment
-from hotloop.core.errors import HotloopError, InputError, cannot_write
+from hotloop.core.errors import HotloopError
 from hotloop.core.files import write_atomic
 from hotloop.core.profile import Profile
 from hotloop.pages.profile import render_profile
 from hotloop.profile.conclude import conclude, read_measured
+from hotloop.profile.folder import made
 from hotloop.profile.measured import Measured
 from hotloop.profile.plan import Plan
 from hotloop.profile.tensorboard import check_tensorboard, write_events
@@ -52,7 +51,7 @@ def profile_script(
     """
     if tensorboard:
         check_tensorboard()
-    with _made(results), tempfile.TemporaryDirectory(prefix="hotloop-") as name:
+    with made(results), tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
         code = run_attached(command, Attachment({"torch": _ENTRY}, name, asdict(plan)), environment, output)
         measured = read_measured(folder)
@@ -78,31 +77,6 @@ def profile_script(
         write_atomic(results / "report.html", page.encode(errors="backslashreplace"))
         write_atomic(results / "profile.json", profile.to_json().encode())
     return Outcome(code, profile)
-
-
-@contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """A folder that is gone again if nothing came into it."""
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise cannot_write(folder, error, InputError, "--out FOLDER") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def next_folder(root: Path, command: Sequence[str]) -> Path:
-    """The next free folder for a script's profile: ROOT/NAME-1, ROOT/NAME-2 and so on."""
-    scripts = [Path(word).stem for word in command if word.endswith(".py")]
-    modules = [module.rpartition(".")[2] for word, module in pairwise(command) if word == "-m"]
-    name = [*scripts, *modules[-1:], Path(command[0]).name][0]  # the last one: torch's launcher is a module, too
-    number = 1
-    while (root / f"{name}-{number}").exists():
-        number += 1
-    return root / f"{name}-{number}"
 
 
 def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measured]) -> HotloopError:

@@ -1,0 +1,37 @@
+"""The folder that a profile is written into: its name, and that it goes if nothing comes into it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+from hotloop.core.errors import InputError, cannot_write
+
+
+def next_folder(root: Path, command: Sequence[str]) -> Path:
+    """The next free folder for a script's profile: ROOT/NAME-1, ROOT/NAME-2 and so on."""
+    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    modules = [module.rpartition(".")[2] for word, module in pairwise(command) if word == "-m"]
+    name = [*scripts, *modules[-1:], Path(command[0]).name][0]  # the last one: torch's launcher is a module, too
+    number = 1
+    while (root / f"{name}-{number}").exists():
+        number += 1
+    return root / f"{name}-{number}"
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder that is gone again if nothing came into it.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(folder, error, InputError, "--out FOLDER") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
