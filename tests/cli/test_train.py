@@ -75,12 +75,12 @@ def test_a_dry_run_makes_nothing(hotloop: Command, job: Path) -> None:
     assert "steps: 8" in hotloop("train", "job.toml", "--dry-run", expect=0).out
 
 
-def stopped(job: Path, after: str, *arguments: str) -> str:
+def stopped(job: Path, after: str, *arguments: str, path: Path = SUPPORT) -> str:
     """What a run prints that gets SIGTERM after a line that begins so; it ends with 75."""
     child = subprocess.Popen(
         [sys.executable, "-m", "hotloop", *arguments],
         cwd=job.parent,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        env={**os.environ, "PYTHONPATH": f"{path}:{SUPPORT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -106,14 +106,19 @@ def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command,
 
 
 def test_it_stops_while_a_file_does_not_come(hotloop: Command, job: Path) -> None:
-    """As on a mount that hangs: a pipe that nobody writes to."""
+    """As on a mount that hangs: in the first batch, which needs all files, one is never read."""
     stalled = job.parent / "images/class0/zzz.png"
-    os.mkfifo(stalled)
-    options = ["--set", "run.dir=here", "--set", "data.workers=1", "--set", "train.epochs=4"]
-    options += ["--set", "data.last_batch=drop"]
-    assert "preempted after" in stopped(job, "run ", "train", "job.toml", *options)
-    stalled.unlink()
     write_image(stalled, 5)
+    stall = job.parent / "sitecustomize.py"  # workers import it, too
+    stall.write_text(
+        "import time; from hotloop.data import image_list; read = image_list.read_file\n"
+        "image_list.read_file = lambda path: time.sleep(600) if 'zzz' in str(path) else read(path)"
+    )
+    options = ["--set", "run.dir=here", "--set", "data.workers=1", "--set", "data.batch_size=17"]
+    assert "preempted after" in stopped(job, "run ", "train", "job.toml", *options, path=job.parent)
+    result = json.loads((job.parent / "here/result.json").read_text())
+    assert result["data_wait_share"] * result["train_seconds"] > 0.9  # it looks for signals every second
+    stall.unlink()
     assert "finished after" in hotloop("train", "job.toml", *options, expect=0).out
 
 

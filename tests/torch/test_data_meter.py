@@ -42,9 +42,9 @@ def metered(step_seconds: float, span_seconds: float, stages: Stages) -> DataMet
     [
         (Stages(late=4, reading=1, working=16), "decoding", "4 workers cannot decode as fast (reading is 6 %"),
         (Stages(late=4, reading=15, working=16), "reading", "94 % of the time: a faster disk"),
-        (Stages(late=0.1, working=5, decoding=9.5), "engines", "smaller images"),
-        (Stages(late=0.1, working=5, copying=9.5), "copying", "smaller samples"),
-        (Stages(late=0.1, working=5, copying=1, decoding=2), "host", "RandAugment"),
+        (Stages(late=1, behind=3, working=5, copying=1, decoding=5), "engines", "more processors would help"),
+        (Stages(late=1, behind=3, working=5, copying=9.5), "copying", "smaller samples"),
+        (Stages(late=0.1, behind=0.2, working=39, copying=9, decoding=9), "host", "RandAugment"),  # busy
         (Stages(late=0.3, working=5), "host", "RandAugment"),  # 3 % waiting is no reason for 40 % lost
     ],
 )

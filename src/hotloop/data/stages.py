@@ -11,7 +11,8 @@ class Stages:
     """Seconds, added up over batches. Stages work side by side.
 
     Attributes:
-        late: the training process waited for the workers.
+        late: the training process waited for the workers; beside a GPU waits that outlasted its work.
+        behind: it waited so for decoders and copies of the device, which was out of work by then.
         reading: workers had a file or a place in a shard opened and read; all workers added up.
         working: workers were at work, reading included; all workers added up.
         decoding: a decoder of the device was at work.
@@ -19,6 +20,7 @@ class Stages:
     """
 
     late: float = 0.0
+    behind: float = 0.0
     reading: float = 0.0
     working: float = 0.0
     decoding: float = 0.0

@@ -17,7 +17,6 @@ _EVERY = 16
 """Steps, one of which is timed: events cost the host some time, and the smallest steps take 80 us."""
 _KEPT = 64
 _ENOUGH = 0.97
-_LATE, _FULL = 0.02, 0.85
 _SETTLED_STEPS = 32
 """After which nothing is compiled, captured or searched any more, as a rule."""
 
@@ -133,16 +132,16 @@ class DataMeter:
         share = min(1.0, span.samples * each / span.seconds)
         if share >= _ENOUGH:
             return DataSpeed(share)
-        slow = _slowest(self._stages, span.seconds, share)
+        slow = _slowest(self._stages, (1 - share) * span.seconds)
         return DataSpeed(share, slow, _advice(slow, self._stages, job))
 
 
-def _slowest(stages: Stages, seconds: float, share: float) -> str:
-    if stages.late > max(_LATE, (1 - share) / 2) * seconds:
+def _slowest(stages: Stages, lost_seconds: float) -> str:
+    if stages.late + stages.behind < lost_seconds / 2:
+        return "host"
+    if stages.late > stages.behind:
         return "reading" if stages.reading > 0.5 * stages.working else "decoding"
-    if stages.decoding > _FULL * seconds:
-        return "engines"
-    return "copying" if stages.copying > _FULL * seconds else "host"
+    return "engines" if stages.decoding > stages.copying else "copying"
 
 
 def _advice(slow: str, stages: Stages, job: Job) -> str:
@@ -155,7 +154,7 @@ def _advice(slow: str, stages: Stages, job: Job) -> str:
     if slow == "copying":
         return "copies to the device hold it up: smaller samples would help"
     if slow == "engines":
-        return f"the card's JPEG engines hold it up: smaller images would help ({pack} --side)"
+        return f"the card's JPEG engines hold it up: more processors would help, or smaller images ({pack} --side)"
     number = int(job.data.workers)
     workers = count(number, "worker") if number else "the training process, which has no workers,"
     share = f"{100 * stages.reading / stages.working:.0f} % of the time" if stages.working else "none of the time"

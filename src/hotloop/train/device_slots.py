@@ -69,6 +69,11 @@ class DeviceSlot:
         if self._used:
             self._used.synchronize()
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing reads the last batch any more; costs no wait."""
+        return self._used is None or bool(self._used.query())  # type: ignore[no-untyped-call]
+
     def used(self) -> None:
         """All that reads the batch is queued on the current stream."""
         self._used = torch.cuda.current_stream(self._device).record_event()

@@ -243,8 +243,10 @@ class Loop:
     def _next_batch(self) -> DeviceBatch:
         self._parts.heart.enter("loading")
         started = time.perf_counter()
-        batch = next(self._batches)
-        self._meter.waited(time.perf_counter() - started)
+        try:
+            batch = next(self._batches)
+        finally:  # a signal may end it
+            self._meter.waited(time.perf_counter() - started)
         self._parts.heart.enter("step")
         return batch
 

@@ -232,21 +232,26 @@ class LoaderSource:
         torch.cuda.current_stream(self._device).synchronize()
         slots = cycle([DeviceSlot(self._device, stream) for _ in range(SLOTS)])
         ahead: _Sending | None = None
+        trained: DeviceSlot | None = None
         started = time.perf_counter()
         while batch := self._next(batches):
+            late = batch.took.late if _is_out_of_work(trained) else 0.0
             sending = self._send(batch, next(slots))
             try:
                 if ahead:
+                    trained = ahead.slot
                     yield from ahead.handed_over()
             except BaseException:  # most often the end of the iteration
                 with suppress(Exception):
                     sending.wait()
                 raise
+            asked = time.perf_counter()
             took = batch.took.plus(sending.wait())  # the loader fills its place anew once the next batch is asked for
+            now = time.perf_counter()
+            behind = now - asked if _is_out_of_work(trained) else 0.0
             ahead = sending
             self.damages.update(sending.damages)
-            self.stages = self.stages.plus(took)
-            now = time.perf_counter()
+            self.stages = self.stages.plus(replace(took, late=late, behind=behind))
             if self._decoding:
                 self._split.saw(now - started, took)
             started = now
@@ -275,6 +280,11 @@ class LoaderSource:
             samples = len(self.dataset)
             self._table = batch.epoch, sample_numbers(self.settings.seed, batch.epoch, samples, self._numbers)
         return {**batch.arrays, RANDOM: self._table[1][np.asarray(batch.indices)]}
+
+
+def _is_out_of_work(trained: DeviceSlot | None) -> bool:
+    """Whether the device has done all that was queued, the last batch being there."""
+    return trained is None or trained.is_unused
 
 
 @dataclass(frozen=True)
