@@ -93,7 +93,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "high_to_low_median": statistics.median(row["high"] / row["low"] for row in ranged),
         "off_on_seen_median": statistics.median(off("seen_played")),
         "worse_than_young": [f"{row['trace']}, {row['save']:g} s" for row in worse],
-        "less_waste_than_young_median": statistics.median(1 - row["played"] / row["young_played"] for row in rows),
+        "youngs_interval": sum(row["interval"] == row["young"] for row in rows),
+        "less_waste_than_young_mean": statistics.mean(1 - row["played"] / row["young_played"] for row in rows),
     }  # fmt: skip
 
 

@@ -275,7 +275,7 @@ def spot(result: dict[str, Any]) -> tuple[str, str]:
     found = result["summary"]
     text = (
         f"waste off by {found['off_median']:.0%} in the median ({found['off_on_seen_median']:.0%} on the half that was "
-        f"seen), {found['less_waste_than_young_median']:.1%} less waste than Young's interval, more in "
+        f"seen), {found['less_waste_than_young_mean']:.1%} less waste than Young's interval on average, more in "
         f"{len(found['worse_than_young'])} of {found['n']}"
     )
     return f"`hotloop plan spot` on the second halves of {found['traces']} public traces, planned from the first", text

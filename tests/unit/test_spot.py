@@ -171,6 +171,17 @@ def test_nine_in_ten_futures_waste_what_the_parts_of_the_past_tell(unsteady: flo
     assert (np.median(ratios) > 1.8) == (unsteady > 0), "and where weeks are alike, the range is narrow"
 
 
+def test_youngs_interval_stands_where_no_other_is_proven() -> None:
+    """Machines that all live for about an hour: what is saved shortly before is not lost."""
+    chance, costs, lives = random.Random(1), Costs(120.0, restart=60.0), []
+    for start in range(0, 40 * 4000, 4000):
+        lives.append(Life(start, start + 3600 + chance.uniform(-60, 60)))
+    few, many = advise(Asked(costs, lives=tuple(lives[:15]))), advise(Asked(costs, lives=tuple(lives)))
+    assert few.outlook.interval == few.young, "of fifteen losses nothing can be told"
+    assert many.outlook.paid_share > outlook(Empirical(observed(lives)), many.young, costs).paid_share + 0.05
+    assert advise(Asked(costs, lives=tuple(lives), interval=900.0)).outlook.interval == 900.0
+
+
 def test_of_few_losses_no_range_is_told() -> None:
     lives = weeks(random.Random(0), 2, 0.0)
     told = [advise(Asked(Costs(20.0), lives=tuple(lives[:number]), interval=600.0)).waste_low for number in (15, 16)]

@@ -99,10 +99,14 @@ def _lines(asked: "Asked", advice: "Advice") -> list[str]:
     group = (
         f"; of {asked.machines}, the first is lost after {format_seconds(advice.first)}" if asked.machines > 1 else ""
     )
+    young, daly = format_seconds(advice.young), format_seconds(advice.daly)
+    others = f"Young's formula: {young}, Daly's: {daly}"
+    if found.interval == advice.young and not asked.interval:
+        unproven = "no other wastes less in parts of the trace that it is not planned from"
+        others = f"Young's formula, as {unproven}; Daly's: {daly}"
     lines = [
         f"a machine lives {format_seconds(advice.mean)} ({advice.lifetime}){group}",
-        f"save every {format_seconds(found.interval)} (Young's formula: {format_seconds(advice.young)}, "
-        f"Daly's: {format_seconds(advice.daly)})",
+        f"save every {format_seconds(found.interval)} ({others})",
         f"of the time that is paid for {found.paid_share:.1%} is work, {found.lost_share:.1%} is done again, "
         f"{found.save_share:.1%} goes into saves, {found.restart_share:.1%} into restarts",
     ]
