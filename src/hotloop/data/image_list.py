@@ -357,6 +357,8 @@ def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
             row = json.loads(line)
             if not row["path"] or row["label"] in (None, ""):
                 raise ValueError("path or label is empty")
+            if isinstance(row["label"], list | dict):  # its text would become a class of its own
+                raise ValueError("label is no text and no number: an image has one class")
             yield str(row["path"]), str(row["label"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
