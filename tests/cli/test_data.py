@@ -38,6 +38,22 @@ def test_a_check_of_good_data_is_done(hotloop: Command, make_images: Callable[..
     assert finished.err == ""
 
 
+def test_classes_that_training_or_validation_lacks_are_named(hotloop: Command, tmp_path: Path) -> None:
+    for number, name in enumerate(("train/cat", "train/dog", "train/fox", "val/cat", "val/dog", "val/owl")):
+        write_image(tmp_path / name / "0.png", number, (40, 40))
+    lines = hotloop("data", "check", "train", "val", "--workers", "0", expect=1).out.splitlines()
+    assert lines[1:] == [
+        "classes of val without an image in train, which is trained: 1", "  owl",
+        "classes of train without an image in val: 1", "  fox",
+    ]  # fmt: skip
+    for name in ("owl", "dog"):
+        (tmp_path / f"val/{name}/0.png").unlink()
+        (tmp_path / "val" / name).rmdir()
+    lines = hotloop("data", "check", "train", "val", "--workers", "0", expect=0).out.splitlines()
+    assert lines[0].endswith("3 classes in train, 1 class in val")
+    assert lines[1:4] == ["classes of train without an image in val: 2", "  dog", "  fox"]
+
+
 def test_a_page_that_cannot_be_written_is_an_error(hotloop: Command, make_images: Callable[..., Path]) -> None:
     finished = hotloop("data", "check", str(make_images(each=2)), "--workers", "0", "--page", "/nowhere/page.html")
     assert finished.code == 2

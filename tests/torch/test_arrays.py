@@ -13,6 +13,7 @@ from test_training import run, stop_at
 from hotloop import ArrayDataset, InputError, Loaders, LoaderSettings
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
+from hotloop.data.image_arrays import load_images
 from hotloop.data.random import sample_numbers
 from hotloop.tasks.augment import Crops
 from hotloop.train.source import ArraySource, LoaderSource
@@ -105,6 +106,17 @@ def test_classes_of_the_validation_go_by_their_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="labels and classes do not fit") as caught:
         run(job(tmp_path, "never", data__val=str(other)))
     assert "has no class left" in caught.value.cause
+
+
+def test_classes_of_one_name_in_another_order_are_refused(tmp_path: Path) -> None:
+    train, val = tmp_path / "train.npz", tmp_path / "val.npz"
+    images, labels = np.zeros((3, 8, 8, 3), np.uint8), np.arange(3)
+    np.savez(train, images=images, labels=labels, classes=np.array(["crane", "crane", "owl"]))
+    classes = load_images(str(train)).classes
+    assert load_images(str(train), classes).dataset.arrays["labels"].tolist() == [0, 1, 2], "the order tells them apart"
+    np.savez(val, images=images, labels=labels, classes=np.array(["crane", "owl", "crane"]))
+    with pytest.raises(InputError, match='which class "crane" is meant cannot be told'):
+        load_images(str(val), classes)
 
 
 def test_images_in_an_array_train_and_continue_bit_for_bit(tmp_path: Path) -> None:

@@ -77,6 +77,22 @@ def test_images_in_training_and_validation_are_found(make_images: Callable[..., 
     assert findings.is_error
 
 
+def test_classes_that_only_training_or_only_validation_has_are_named(tmp_path: Path) -> None:
+    train, val = tmp_path / "train", tmp_path / "val"
+    for number, name in enumerate(("train/cat", "train/dog", "train/fox", "val/cat", "val/dog", "val/owl")):
+        write_image(tmp_path / name / "0.png", number, (40, 40))
+    sets = [find_images(str(folder)) for folder in (train, val)]
+    findings = check_images(sets, 0, LIMIT)
+    assert (findings.untrained, findings.unvalidated) == ({str(val): ["owl"]}, {str(val): ["fox"]})
+    assert findings.is_error
+    page = render_findings(findings, sets, LIMIT)
+    assert f"Without an image in {train}, so that they are not trained: owl." in page
+    assert "Without an image here: fox." in page
+    shutil.rmtree(val / "owl")
+    lacking = check_images([find_images(str(folder)) for folder in (train, val)], 0, LIMIT)
+    assert (lacking.untrained, lacking.is_error) == ({}, False), "a training takes such data"
+
+
 def test_classes_of_very_different_sizes_are_named(tmp_path: Path) -> None:
     for number in range(30):
         write_image(tmp_path / f"many/{number}.png", number)

@@ -80,6 +80,8 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "quote.csv").write_text('path,label\n"a.png,cat\nb.png,dog\n')
     (folder / "extra.csv").write_text("path,label\na.png,,cat\n")
     (folder / "null.jsonl").write_text('{"path": "a.png", "label": null}')
+    lists = '{"path": "a.png", "label": ["cat", "dog"]}\n{"path": "b.png", "label": "cat"}'
+    (folder / "several.jsonl").write_text(lists)
     (folder / "blank.jsonl").write_text('{"path": "a.png", "label": ""}')
     return {
         "missing": (str(folder / "nowhere"), "no data at"),
@@ -96,12 +98,13 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
         "open quote": (str(folder / "quote.csv"), "is no line of a .csv file"),
         "extra column": (str(folder / "extra.csv"), "line 2 has more columns than the first line"),
         "null label": (str(folder / "null.jsonl"), "line 1"),
+        "several labels": (str(folder / "several.jsonl"), "line 1"),
         "blank label": (str(folder / "blank.jsonl"), "line 1"),
     }
 
 
 KINDS = ["missing", "one class", "empty class", "no class", "columns", "no label", "empty list"]
-KINDS += ["column twice", "another place"]
+KINDS += ["column twice", "another place", "several labels"]
 KINDS += ["latin jsonl", "latin csv", "open quote", "extra column", "null label", "blank label"]
 
 

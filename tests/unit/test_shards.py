@@ -111,6 +111,7 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
         middle = tar.getmembers()[6].offset
     (folder / "header.tar").write_bytes(whole[: middle + 100] + b"\xff" + whole[middle + 101 :])
     (folder / "boundary.tar").write_bytes(whole[:middle])
+    (folder / "joined.tar").write_bytes(whole + (folder / "good/part-001.tar").read_bytes())
     with tarfile.open(folder / "twice.tar", "w") as tar:
         for _ in range(2):
             add(tar, "a.png", b"x")
@@ -137,6 +138,7 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
         "cut": (str(folder / "cut.tar"), "cannot be read"),
         "header": (str(folder / "header.tar"), "cannot be read"),
         "boundary": (str(folder / "boundary.tar"), "cannot be read"),
+        "joined": (str(folder / "joined.tar"), "goes on after its end"),
         "twice": (str(folder / "twice.tar"), "holds a.png twice"),
         "link": (str(folder / "link.tar"), "b.png is a link"),
         "many": (str(folder / "x-{0..999999999}.tar"), "1,000,000,000 shards"),
@@ -149,8 +151,8 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-KINDS = ["compressed", "missing", "broken", "cut", "header", "boundary", "twice", "link", "many", "reversed"]
-KINDS += ["unlabelled", "vague", "dotted", "empty", "absent"]
+KINDS = ["compressed", "missing", "broken", "cut", "header", "boundary", "joined", "twice", "link", "many"]
+KINDS += ["reversed", "unlabelled", "vague", "dotted", "empty", "absent"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

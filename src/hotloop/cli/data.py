@@ -36,17 +36,19 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     """Read every image once and say what is wrong.
 
     LOCATIONs are folders of class folders or lists, as a job names them; give training and validation data together,
-    and images that are in both are found. Damaged files, equal files and contradicting labels, names that say another
-    format, tiny and huge images, uneven classes; files in a folder that are not taken for images.
+    training first, and images that are in both are found, and classes that are not. Damaged files, equal files and
+    contradicting labels, names that say another format, tiny and huge images, uneven classes; files in a folder that
+    are not taken for images.
 
-    Exits with 1 if something has to be mended: damage, contradicting labels, or images in two data sets.
+    Exits with 1 if something has to be mended: damage, contradicting labels, images in two data sets, or classes that
+    the first one, which is trained, lacks.
     """
     from hotloop.core.machine import read_machine
     from hotloop.data.check import check_images
     from hotloop.data.image_list import find_images
 
     _check_once(locations)
-    sets = [find_images(location, key="") for location in locations]
+    sets = [find_images(location, key="", least=1 if number else 2) for number, location in enumerate(locations)]
     processes = read_machine().cpus if workers is None else workers
     if page and not page.parent.is_dir():
         raise InputError(f"no folder {page.parent}", "the page would be written there", f"mkdir -p {page.parent}")
@@ -176,6 +178,9 @@ def _lines(findings: "Findings") -> Iterator[str]:
         [f"{' = '.join(group.paths)}: {' and '.join(group.labels)}" for group in findings.contradictions],
     )
     yield from _named("equal files in several data sets", [" = ".join(group.paths) for group in findings.leaks])
+    first = next(iter(findings.classes))
+    for location, names in findings.untrained.items():
+        yield from _named(f"classes of {location} without an image in {first}, which is trained", names)
     plain = [group for group in findings.duplicates if len(group.labels) == len(group.locations) == 1]
     same = [" = ".join(group.paths) for group in plain]
     yield from _named("equal files", same)
@@ -187,6 +192,8 @@ def _lines(findings: "Findings") -> Iterator[str]:
     ):
         yield from _named(title, [f"{fault.path}: {fault.reason}" for fault in found])
     yield from _named("passed over: hidden, of another suffix, or in no class folder", findings.passed_over)
+    for location, names in findings.unvalidated.items():
+        yield from _named(f"classes of {first} without an image in {location}", names)
     for location, ratio in findings.uneven.items():
         yield f"uneven: the largest class of {location} has {ratio:.0f} times as many images as the smallest"
     if not findings.is_error:

@@ -62,6 +62,8 @@ class Findings:
         passed_over: files below a folder that are not taken for images of it: hidden, of another suffix, or in no class
             folder.
         uneven: the largest class over the smallest, by location, where that is 10 or more.
+        untrained: classes of another data set that the first, the training's, has no image of, by the other's location.
+        unvalidated: classes of the first data set that another has no image of, by the other's location.
     """
 
     images: int = 0
@@ -75,6 +77,8 @@ class Findings:
     huge: list[Fault] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
     uneven: dict[str, float] = field(default_factory=dict)
+    untrained: dict[str, list[str]] = field(default_factory=dict)
+    unvalidated: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def contradictions(self) -> list[Group]:
@@ -86,8 +90,10 @@ class Findings:
 
     @property
     def is_error(self) -> bool:
-        """Whether something has to be mended: damage, contradicting labels, images in two data sets."""
-        return bool(self.damaged or self.contradictions or self.leaks)
+        """Whether something has to be mended: damage, contradicting labels, images in two data sets, untrained
+        classes.
+        """
+        return bool(self.damaged or self.contradictions or self.leaks or self.untrained)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ def check_images(
     """Look at every image of some data sets; those of one model, so that what is in two of them is found.
 
     Args:
+        sets: the training's first.
         max_pixels: an image of more counts as damaged, as it does in a training.
         progress: told how many more were looked at.
 
@@ -140,7 +147,19 @@ def check_images(
     for found in places.values():
         if len(found) > 1:
             findings.duplicates.append(_group(sets, found))
+    _compare_classes(findings)
     return findings
+
+
+def _compare_classes(findings: Findings) -> None:
+    trained, *others = (
+        (location, {name for name, images in counts.items() if images}) for location, counts in findings.classes.items()
+    )
+    for location, names in others:
+        if untrained := names - trained[1]:
+            findings.untrained[location] = sorted(untrained)
+        if unvalidated := trained[1] - names:
+            findings.unvalidated[location] = sorted(unvalidated)
 
 
 def _look_at(

@@ -127,7 +127,8 @@ def sample_fields(dataset: Dataset, seed: int) -> dict[str, Field]:
     try:
         sample = read_sample(dataset, seed, 0, 0).sample
     except DamagedSample as damaged:
-        raise InputError(damaged.what, damaged.cause, "name data that can be read: --set data.train=FOLDER") from None
+        fix = "name data that can be read: --set data.train=FOLDER, or data.val=FOLDER"
+        raise InputError(damaged.what, damaged.cause, fix) from None
     arrays = {key: np.asarray(value) for key, value in sample.items()}
     for key, array in arrays.items():
         if array.dtype.kind not in "biufc":

@@ -112,8 +112,9 @@ class ImageList:
 
 
 def find_images(
-    location: str, classes: Sequence[str] | None = None, key: str = "data.train", cache_bytes: float = 0.0
-) -> ImageList:
+    location: str, classes: Sequence[str] | None = None, key: str = "data.train", cache_bytes: float = 0.0,
+    least: int = 2,
+) -> ImageList:  # fmt: skip
     """The images of a folder of class folders, of a .csv or .jsonl list with `path` and `label`, of tar shards, or of
     Parquet files; of class folders and tar shards in object storage too (`s3://bucket/folder`).
 
@@ -124,9 +125,10 @@ def find_images(
         classes: the classes that are allowed, in order; without it, those that are found, by name.
         key: what the job calls it, for errors; empty if there is no job.
         cache_bytes: of object storage, that may be kept on the local disk.
+        least: classes without `classes`; a model has two, but not all are in all validation data.
 
     Raises:
-        InputError: there is no such folder, a class is empty or unknown, or there are fewer than two classes.
+        InputError: there is no such folder, a class is empty or unknown, or there are fewer than the least classes.
     """
     root = Path(location)
     if is_remote(location):
@@ -139,7 +141,7 @@ def find_images(
         listing = indexed(root, partial(scan, root))
         spans = listing.spans and listing.spans.on_disk(str(base), listing.watched)
         found = ImageList(listing.names, listing.labels, listing.classes, str(base), location, spans)
-    if not len(listing.names) or (classes is None and len(listing.classes) < 2):
+    if not len(listing.names) or (classes is None and len(listing.classes) < least):
         raise _too_few(location, listing)
     names = listing.classes if classes is None else tuple(classes)
     if names == listing.classes:
@@ -355,6 +357,8 @@ def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
             row = json.loads(line)
             if not row["path"] or row["label"] in (None, ""):
                 raise ValueError("path or label is empty")
+            if isinstance(row["label"], list | dict):  # its text would become a class of its own
+                raise ValueError("label is no text and no number: an image has one class")
             yield str(row["path"]), str(row["label"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(

@@ -182,8 +182,13 @@ def _members(tar: tarfile.TarFile, path: str, file: BinaryIO) -> Iterator[tarfil
         if member.isfile():
             yield member
     file.seek(tar.offset)
-    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+    rest = file.read(tarfile.RECORDSIZE)
+    if rest[: tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
         raise _unreadable(path, f"at byte {tar.offset:,} is neither a file's header nor the end")
+    if any(rest):  # the files of the second one would be passed over without a word
+        what = f"{path} goes on after its end at byte {tar.offset:,}"
+        cause = "several tar files, one behind the other, are read up to the end of the first"
+        raise InputError(what, cause, "name them one by one, or join them: tar -A -f FIRST.tar SECOND.tar")
 
 
 def _label(
