@@ -114,6 +114,12 @@ def test_a_secret_comes_from_a_file_or_the_environment(
     assert text[:-1] not in odd.out + odd.err
 
 
+@pytest.mark.parametrize("tolerance", ["nan", "inf"])
+def test_a_tolerance_that_nothing_exceeds_is_refused(hotloop: Command, tolerance: str) -> None:
+    refused = hotloop("export", "latest", "--tolerance", tolerance, expect=2)
+    assert f"'{tolerance}' is no number" in refused.err
+
+
 @pytest.mark.parametrize(("absent", "command"), [("onnxruntime", "predict"), ("cryptography", "export")])
 def test_what_is_not_installed_is_said_in_three_lines(
     tmp_path: Path, hotloop: Command, monkeypatch: pytest.MonkeyPatch, absent: str, command: str
