@@ -134,7 +134,12 @@ def test_what_is_not_installed_is_said_in_three_lines(
     assert 'pip install "hotloop[export]"' in finished.err
 
 
-def test_a_key_that_cannot_be_written_is_told_in_words_of_its_command(tmp_path: Path, hotloop: Command) -> None:
+@pytest.mark.parametrize("command", ["export", "storage"])
+def test_a_key_that_cannot_be_written_is_told_in_words_of_its_command(
+    tmp_path: Path, hotloop: Command, command: str
+) -> None:
     (tmp_path / "file").touch()
-    refused = hotloop("export", "key", "file/release.key", expect=2)
-    assert refused.err.splitlines()[2] == "fix:   a part of that path is a file; hotloop export key FILE"
+    refused = hotloop(command, "key", "file/release.key", expect=2)
+    assert refused.err.splitlines()[2] == f"fix:   a part of that path is a file; hotloop {command} key FILE"
+    absent = hotloop(command, "key", "absent/release.key", expect=2).err.splitlines()[2]
+    assert absent == f"fix:   make that folder first, or see that its disk is mounted; hotloop {command} key FILE"
