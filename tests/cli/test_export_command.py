@@ -114,6 +114,12 @@ def test_a_secret_comes_from_a_file_or_the_environment(
     assert text[:-1] not in odd.out + odd.err
 
 
+@pytest.mark.parametrize("tolerance", ["nan", "inf"])
+def test_a_tolerance_that_nothing_exceeds_is_refused(hotloop: Command, tolerance: str) -> None:
+    refused = hotloop("export", "latest", "--tolerance", tolerance, expect=2)
+    assert f"'{tolerance}' is no number" in refused.err
+
+
 @pytest.mark.parametrize(("absent", "command"), [("onnxruntime", "predict"), ("cryptography", "export")])
 def test_what_is_not_installed_is_said_in_three_lines(
     tmp_path: Path, hotloop: Command, monkeypatch: pytest.MonkeyPatch, absent: str, command: str
@@ -128,7 +134,12 @@ def test_what_is_not_installed_is_said_in_three_lines(
     assert 'pip install "hotloop[export]"' in finished.err
 
 
-def test_a_key_that_cannot_be_written_is_told_in_words_of_its_command(tmp_path: Path, hotloop: Command) -> None:
+@pytest.mark.parametrize("command", ["export", "storage"])
+def test_a_key_that_cannot_be_written_is_told_in_words_of_its_command(
+    tmp_path: Path, hotloop: Command, command: str
+) -> None:
     (tmp_path / "file").touch()
-    refused = hotloop("export", "key", "file/release.key", expect=2)
-    assert refused.err.splitlines()[2] == "fix:   a part of that path is a file; hotloop export key FILE"
+    refused = hotloop(command, "key", "file/release.key", expect=2)
+    assert refused.err.splitlines()[2] == f"fix:   a part of that path is a file; hotloop {command} key FILE"
+    absent = hotloop(command, "key", "absent/release.key", expect=2).err.splitlines()[2]
+    assert absent == f"fix:   make that folder first, or see that its disk is mounted; hotloop {command} key FILE"

@@ -48,6 +48,15 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?https?:""", page), "nothing is loaded from elsewhere"
 
 
+def test_machines_that_live_equally_long_are_planned_without_a_warning(hotloop: Command, tmp_path: Path) -> None:
+    """As where each is taken away after a day; what it writes beside the answer would be numpy's."""
+    lines = ["start,end", *(f"{90_000 * number},{90_000 * number + 86_400 + 30 * number}" for number in range(4))]
+    (tmp_path / "trace.csv").write_text("\n".join(lines) + "\n")
+    done = hotloop("plan", "spot", "--trace", str(tmp_path / "trace.csv"), "--save", "2s", expect=0)
+    assert "fitted to 4 losses" in done.out
+    assert done.err == ""
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -59,6 +68,9 @@ def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_p
         (("--lifetime", "6h", "--save", "2s", "--price", "1"), "--price and --on-demand go together"),
         (("--lifetime", "6h", "--save", "2s", "--price", "nan", "--on-demand", "2"), "'nan' is no amount of money"),
         (("--lifetime", "6h", "--save", "2s", "--noticed", "2"), "2.0 is not in the range"),
+        (("--lifetime", "6h", "--save", "2s", "--noticed", "nan"), "'nan' is no number"),
+        (("--lifetime", "6h", "--save", "2s", "--shape", "nan"), "'nan' is no number"),
+        (("--lifetime", "6h", "--save", "2s", "--together", "nan"), "'nan' is no number"),
         (("--trace", "none.csv", "--save", "2s"), "none.csv cannot be read"),
         (("--lifetime", "6h", "--save", "2s", "--page", "/proc/none/page.html"), "cannot write"),
         (("--lifetime", "6h", "--save", "2s", "--page", "/dev/null/page.html"), "is a file; --page FILE"),

@@ -198,6 +198,10 @@ big,H100,8,192,2048,98.3,34.2,us-east-1,a
         (("--provider", "nobody", "--refresh", "named.csv"), '--provider "nobody" has no prices'),
         (("--provider", "us", "--refresh", "vms.csv", "--date", "9999-01-01"), "--date 9999-01-01 is in the future"),
         (("--refresh", "vms.csv"), "vms.csv does not say whose prices these are"),
+        (("--refresh", "none.csv"), "none.csv has no prices"),
+        (("--refresh", "none.csv", "--provider", "lab"), "none.csv has no prices"),
+        (("--date", "2026-01-05"), "--date goes with --refresh"),
+        (("--dry-run",), "--dry-run goes with --refresh"),
     ],
 )
 def test_prices_of_nobody_and_of_tomorrow_are_refused_and_not_kept(
@@ -207,6 +211,7 @@ def test_prices_of_nobody_and_of_tomorrow_are_refused_and_not_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job()
     (tmp_path / "vms.csv").write_text(SKYPILOT)
+    (tmp_path / "none.csv").write_text("instance,card,gpus\n")
     (tmp_path / "named.csv").write_text("instance,card,gpus,provider,on_demand\nmine,H100,1,lab,2.5\n")
     refused = hotloop("plan", "catalog", *options, expect=2)
     assert said in refused.err

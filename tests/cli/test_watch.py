@@ -129,6 +129,7 @@ def test_a_password_is_sent_and_a_wrong_one_said(
         (["--url", "http://127.0.0.1:1", "--once"], 1, "127.0.0.1:1 does not answer"),
         (["--url", "https://127.0.0.1:1", "--ca", "/nowhere", "--once"], 2, "--ca /nowhere cannot be used"),
         (["--interval", "0"], 2, "0 is not in the range"),
+        (["--interval", "nan"], 2, "'nan' is no number"),
     ],
 )
 def test_bad_input(hotloop: Command, options: list[str], code: int, said: str) -> None:

@@ -204,6 +204,22 @@ def test_check_says_what_is_missing_and_what_is_too_much(
     assert listed(photos) == before, "nothing of it stays"
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "fix"),
+    [
+        ("empty", "InvalidRange", "put the data there again: this object is empty"),
+        ("absent", "NoSuchKey", "put the data there, or name what is there"),
+    ],
+)
+def test_of_a_shard_that_cannot_be_read_check_says_why(
+    name: str, said: str, fix: str, hotloop: Command, job: Path, photos: Any
+) -> None:
+    obstore.put(photos, "empty.tar", b"")
+    done = hotloop("storage", "check", "job.toml", "--set", f"data.train=s3://photos/{name}.tar", expect=1)
+    assert f"✗ read: {said}" in done.out
+    assert f"fix: {fix}" in done.out
+
+
 def test_without_tls_the_bucket_denies_with_the_printed_statement(
     server: dict[str, str], photos: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

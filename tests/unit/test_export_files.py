@@ -239,8 +239,11 @@ def test_nothing_is_written_over_unasked(model: Path) -> None:
         pass
     assert {file: file.read_bytes() for file in model.parent.iterdir()} == before
     (model.parent / "folder.onnx").mkdir()
-    with pytest.raises(InputError, match="is there already"), workspace(model.parent / "folder.onnx", replace=True):
-        pass
+    os.mkfifo(model.parent / "pipe.onnx")
+    for name in ("folder.onnx", "pipe.onnx"):
+        with pytest.raises(InputError, match="is there already"), workspace(model.parent / name, replace=True):
+            pass
+    assert (model.parent / "pipe.onnx").is_fifo()
 
 
 def test_two_exports_do_not_meet_and_what_a_killed_one_left_goes(tmp_path: Path) -> None:

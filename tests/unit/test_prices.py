@@ -123,8 +123,9 @@ def test_refreshed_prices_take_the_place_of_ours(tmp_path: Path, monkeypatch: py
     file.write_text(written([offer()]))
     assert packaged_offers() == [offer()]
     file.write_text("damaged")
-    with pytest.raises(InputError, match=r"prices\.csv is no table of prices"):
+    with pytest.raises(InputError, match=r"prices\.csv is no table of prices") as damaged:
         packaged_offers()
+    assert f"rm {file}" in damaged.value.fix, "a refresh reads it too, and cannot mend it"
 
 
 def test_cards_are_found_by_key_and_by_the_drivers_name() -> None:

@@ -123,6 +123,13 @@ def test_a_trace_by_hand() -> None:
     assert later.interruptions == 2, "it goes on at the trace's begin"
 
 
+def test_a_machine_that_comes_and_goes_while_one_is_waited_for_is_not_there() -> None:
+    lives, costs = [Life(0, 30), Life(31, 35), Life(36, 100)], Costs(1.0, restart=2.0, wait=10.0)
+    found = replay(lives, 40.0, 10.0, costs, start=0.0)
+    # 20 s of work by the first. From 40 on, in the third: 2 s, then 20 s of work and two saves.
+    assert (found.wall, found.paid, found.interruptions) == (64.0, 54.0, 1)
+
+
 @given(st.floats(-1e9, 2e9))
 def test_a_trace_is_the_same_whenever_it_began(shift: float) -> None:
     lives, costs = [Life(0, 30), Life(50, 100)], Costs(1.0, restart=2.0, wait=5.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
+from hotloop.cli.number import Number
 from hotloop.core.errors import InputError
 from hotloop.core.run import plain
 from hotloop.core.units import format_bytes
@@ -71,7 +72,7 @@ class _Run(click.Argument):
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare it with PyTorch, and time both.")
 @click.option("--samples", type=click.IntRange(1), default=256, show_default=True, metavar="N",
               help="Of the validation data, to compare and calibrate on.")  # fmt: skip
-@click.option("--tolerance", type=click.FloatRange(0), default=1e-4, show_default=True, metavar="ERROR",
+@click.option("--tolerance", type=Number(0), default=1e-4, show_default=True, metavar="ERROR",
               help="Of outputs, in fp32.")  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the run's job.")
 @click.option("--root", default="runs", type=click.Path(file_okay=False, path_type=Path), show_default=True,

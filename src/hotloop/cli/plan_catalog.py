@@ -40,6 +40,10 @@ def catalog(
     from hotloop.plan.cards import card_named
     from hotloop.plan.prices import packaged_offers
 
+    if not refresh and (on or dry_run):
+        option = "--date" if on else "--dry-run"
+        what = f"{option} goes with --refresh"
+        raise InputError(what, "it is of prices that are taken from a table", f"--refresh FILE, or leave {option} out")
     known = packaged_offers()
     taken = _taken(refresh, provider, _day(on)) if refresh else []
     replaced = {one.provider for one in taken}
@@ -93,11 +97,12 @@ def _taken(place: str, provider: str | None, on: date | None) -> "list[Offer]":
     text = _fetched(place) if "://" in place else _read(Path(place))
     if "AcceleratorName" not in text.partition("\n")[0]:
         offers = parse_offers(text, place)
-        return [replace(one, provider=one.provider or provider or "", date=one.date or on) for one in offers]
-    if not provider:
+        taken = [replace(one, provider=one.provider or provider or "", date=one.date or on) for one in offers]
+    elif provider:
+        taken = read_table(text, provider, on, f"SkyPilot catalog, {place}")
+    else:
         what = f"{place} does not say whose prices these are"
         raise InputError(what, "SkyPilot's tables are one a cloud", "--provider aws")
-    taken = read_table(text, provider, on, f"SkyPilot catalog, {place}")
     if not taken:
         raise InputError(f"{place} has no prices", "it holds no instance with a card that is known", "see the file")
     return taken

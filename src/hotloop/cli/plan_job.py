@@ -47,7 +47,7 @@ _MANY = 1_000_000
 @click.option("--budget", type=Amount(), help="Leave out what costs more on demand.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only of these: aws, gcp, azure, ...")
 @click.option("--region", "regions", multiple=True, metavar="NAME", help="Only in these: us-east-1.")
-@click.option("--zone", "zones", multiple=True, metavar="NAME", help="Only in these: us-east-1a.")
+@click.option("--zone", "zones", multiple=True, metavar="NAME", help="Only in these: use1-az1.")
 @click.option("--prices", type=click.Path(path_type=Path), metavar="FILE", help="Prices of one's own, a CSV file.")
 @click.option("--lifetime", type=Duration(), help="Of a spot machine, on average.  [default: checkpoint.interruption]")
 @click.option("--save", type=Duration(), help="For which training waits for a checkpoint.  [default: by its size]")
@@ -96,8 +96,9 @@ def job(
     both = _with_both_prices(options)
     advice = _spot(asked, plan, both, lifetime, save) if both else None
     spot = _spot_lines(both, advice) if both and advice else []
+    curve = advice.curve if advice else ()
     if page:
-        _write_page(page, asked, plan, options, (spot, advice.curve if advice else ()), _price_notes(offers))
+        _write_page(page, asked, plan, options, spot, curve, _price_notes(offers))
     if as_json:
         click.echo(json.dumps(_content(plan, options, advice, offers)))
         return 0
@@ -330,10 +331,9 @@ def _option(option: "Option") -> dict[str, Any]:
 
 
 def _write_page(
-    file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]",
-    spot: tuple[Sequence[str], Sequence[tuple[float, float]]], notes: Sequence[str],
+    file: Path, job: "Job", plan: "Plan", options: "Sequence[Option]", spot: Sequence[str],
+    curve: Sequence[tuple[float, float]], notes: Sequence[str],
 ) -> None:  # fmt: skip
-    """Write the page; of `spot` what is said, and the curve of intervals."""
     from hotloop.core.files import write_atomic
     from hotloop.pages.plan import render_plan
 
@@ -342,7 +342,7 @@ def _write_page(
     costs = [(option.seconds / 3600, option.cost or 0.0, _row(option)[0]) for option in fitting]
     content = render_plan(
         job.model.name, _lines(job, plan), dict(plan.asked.setup.memory.parts), [_way(way) for way in plan.ways], rows,
-        costs, *spot, notes,
+        costs, spot, curve, notes,
     )  # fmt: skip
     try:
         write_atomic(file, content)

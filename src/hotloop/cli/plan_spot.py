@@ -10,6 +10,7 @@ import click
 
 from hotloop.cli.amount import Amount
 from hotloop.cli.duration import Duration
+from hotloop.cli.number import Number
 from hotloop.core.errors import InputError
 from hotloop.core.run import plain
 from hotloop.core.units import format_seconds
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--lifetime", type=Duration(), help="Of a machine, on average: 6h.")
-@click.option("--shape", type=click.FloatRange(0.1, 20), default=1.0, show_default=True, metavar="SHAPE",
+@click.option("--shape", type=Number(0.1, 20), default=1.0, show_default=True, metavar="SHAPE",
               help="Weibull's: below 1 the risk falls with age.")  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE",
               help="Machines that there were instead: a CSV file with start and end.")  # fmt: skip
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 @click.option("--restart", type=Duration(), default="3m", show_default=True,
               help="From a new machine's begin until it trains on.")  # fmt: skip
 @click.option("--wait", type=Duration(), default="1m", show_default=True, help="Until there is a new machine, unpaid.")
-@click.option("--noticed", type=click.FloatRange(0, 1), default=0.0, show_default=True, metavar="SHARE",
+@click.option("--noticed", type=Number(0, 1), default=0.0, show_default=True, metavar="SHARE",
               help="Of the interruptions, told early enough to save once more.")  # fmt: skip
 @click.option("--machines", type=click.IntRange(1), default=1, show_default=True, help="That train together.")
-@click.option("--together", type=click.FloatRange(0, 1), default=0.0, show_default=True, metavar="SHARE",
+@click.option("--together", type=Number(0, 1), default=0.0, show_default=True, metavar="SHARE",
               help="Of the losses, which take all machines at once, as of one zone.")  # fmt: skip
 @click.option("--every", type=Duration(), help="Between saves.  [default: the best]")
 @click.option("--price", type=Amount(), help="Of a machine's hour, spot.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotloop.cli.number import Number
 from hotloop.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _PASSWORD_FROM = "HOTLOOP_WATCH_PASSWORD"  # noqa: S105, a name
 @click.option("--url", metavar="URL", help="Of the exporter of another host.  [default: this machine]")
 @click.option("--user", default="", metavar="NAME", help=f"For --url; the password comes from {_PASSWORD_FROM}.")
 @click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="Certificates that --url is checked with.")
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, metavar="SECONDS",
+@click.option("--interval", type=Number(0.2, 3600), default=1.0, show_default=True, metavar="SECONDS",
               help="Between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Print what there is and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON object.")

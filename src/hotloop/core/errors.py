@@ -86,6 +86,7 @@ _ANOTHER_PLACE = {
     errno.EROFS: "choose a folder that can be written to",
     errno.EACCES: "choose a folder that can be written to",
     errno.EPERM: "choose a folder that can be written to",
+    errno.ENOENT: "make that folder first, or see that its disk is mounted",
     errno.ENOTDIR: "a part of that path is a file",
     errno.EEXIST: "a part of that path is a file",
     errno.ENAMETOOLONG: "choose a shorter name",

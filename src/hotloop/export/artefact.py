@@ -224,7 +224,9 @@ def _refused(what: str, cause: str) -> UnverifiedModel:
 
 
 def refuse_existing(out: Path, replace: bool) -> None:
-    """What stands where a model is to be written is replaced only when asked, and a folder never.
+    """What stands where a model is to be written is replaced only when asked, and what is no file never.
+
+    Root would put a file in the place of a device.
 
     Raises:
         InputError: so.
@@ -232,8 +234,10 @@ def refuse_existing(out: Path, replace: bool) -> None:
     there = [
         file for file in (out, *(beside(out, one) for one in (DATA, MANIFEST, SIGNATURE))) if os.path.lexists(file)
     ]
-    if out.is_dir() or (there and not replace):
-        fix = "--out FILE" if out.is_dir() else "--force, or another name: --out FILE"
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out} is there already", "it is no file, but a folder or a device", "--out FILE")
+    if there and not replace:
+        fix = "--force, or another name: --out FILE"
         raise InputError(f"{there[0]} is there already", "it is not written over unasked", fix)
 
 

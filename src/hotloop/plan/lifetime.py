@@ -44,7 +44,8 @@ class Weibull:
 
     def survival(self, seconds: Times) -> Times:
         """exp(-(t / scale)^shape)."""
-        found: Times = np.exp(-((np.maximum(seconds, 0.0) / self.scale) ** self.shape))
+        with np.errstate(over="ignore"):  # lifetimes that hardly differ have a large shape: nobody lives that long
+            found: Times = np.exp(-((np.maximum(seconds, 0.0) / self.scale) ** self.shape))
         return found
 
 

@@ -49,10 +49,18 @@ class Offer:
 
 
 def packaged_offers() -> list[Offer]:
-    """Those that `hotloop plan catalog --refresh` has written, or else those that come with hotloop."""
+    """Those that `hotloop plan catalog --refresh` has written, or else those that come with hotloop.
+
+    Raises:
+        InputError: what is kept cannot be read, as another version's may not.
+    """
     kept = kept_file()
     if kept and kept.is_file():
-        return read_offers(kept)
+        try:
+            return read_offers(kept)
+        except InputError as error:
+            fix = f"rm {kept}, then hotloop plan catalog --refresh FILE"
+            raise InputError(error.what, error.cause, fix) from None
     return parse_offers(resources.files("hotloop.plan").joinpath("prices.csv").read_text(), "prices.csv")
 
 

@@ -80,20 +80,22 @@ class Replayed:
 def replay(lives: Sequence[Life], work: float, interval: float, costs: Costs, start: float) -> Replayed:
     """Train for so many seconds of work from a moment on; after the trace's end it begins anew."""
     period = lives[-1].end - lives[0].start
-    paid, left = 0.0, work
+    paid, left, interruptions = 0.0, work, 0
     first = next((number for number, life in enumerate(lives) if life.end > start), 0)
     begin = start
-    for interruptions in range(_MOST_LIVES):
-        place = first + interruptions
+    for place in range(first, first + _MOST_LIVES):
         life = lives[place % len(lives)]
         shift = place // len(lives) * period
         begin, end = max(begin, life.start + shift), life.end + shift
+        if end <= begin:  # it came and went while a machine was waited for
+            continue
         needed = costs.restart + left + costs.save * math.ceil(left / interval)
         if end - begin >= needed or (not life.ended and place + 1 == len(lives)):
             return Replayed(begin + needed - start, paid + needed, interruptions)
         left -= _saved(end - begin - costs.restart, interval, costs)
         paid += end - begin
         begin = end + costs.wait
+        interruptions += 1
     raise InputError("the training never ends", f"{left:.0f} of {work:.0f} s are left", "a trace with longer lives")
 
 

@@ -22,6 +22,8 @@ _BYTES = 16
 _FIXES = {
     "AccessDenied": "grant it: hotloop storage policy JOB",
     "NoSuchBucket": "make the bucket, or name one that is there",
+    "NoSuchKey": "put the data there, or name what is there",
+    "InvalidRange": "put the data there again: this object is empty",
     "ExpiredToken": "take new credentials: AWS_SESSION_TOKEN and those with it have run out",
 }
 """By what S3 calls it."""

@@ -94,7 +94,7 @@ def make_key(file: Path) -> None:
         cause = "what was encrypted with it could never be read again"
         raise InputError(f"{file} is there, and is not replaced", cause, "name another file") from None
     except OSError as error:
-        raise cannot_write(file, error, InputError) from None
+        raise cannot_write(file, error, InputError, _MAKE) from None
     with os.fdopen(descriptor, "w") as opened:
         opened.write(f"{identity}\n")
         opened.flush()
