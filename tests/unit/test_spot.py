@@ -60,6 +60,16 @@ def test_without_memory_the_best_interval_is_dalys(mean: float, save: float) -> 
     assert daly_interval(save, mean) == pytest.approx(young_interval(save, mean), rel=0.3)
 
 
+@pytest.mark.parametrize("shape", [0.1, 0.2, 0.5, 1.0, 20.0])
+def test_machines_that_live_for_ages_count(shape: float) -> None:
+    """Saves cost next to nothing, and at most a minute is lost with a machine, however uneven lifetimes are."""
+    found = outlook(Weibull.of_mean(6 * HOUR, shape), 60.0, Costs(1e-3))
+    assert 1 - 60 / (6 * HOUR) < found.paid_share < 1
+    together = outlook(First(Weibull.of_mean(48 * HOUR, shape), 8, 0.0), 60.0, Costs(1e-3))
+    alone = outlook(Weibull.of_mean(48 * HOUR / 8 ** (1 / shape), shape), 60.0, Costs(1e-3))
+    assert together.paid_share == pytest.approx(alone.paid_share, abs=1e-3), "the first of eight is Weibull's, too"
+
+
 def test_an_interval_far_from_the_best_costs_more() -> None:
     lifetime, costs = Weibull(HOUR, 0.8), Costs(20.0, restart=120.0)
     best = best_interval(lifetime, costs)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -137,15 +138,12 @@ class First:
     machines: int
     together: float
 
-    @property
+    @cached_property
     def mean(self) -> float:
-        times = self._grid()
+        times = np.concatenate([[0.0], np.geomspace(1e-15, 1e6, 40_000) * self.of.mean])
         return float(np.trapezoid(self.survival(times), times))
 
     def survival(self, seconds: Times) -> Times:
         """Each machine's risk counts once for what takes all, and once for each machine for what does not."""
         found: Times = self.of.survival(seconds) ** (self.together + self.machines * (1 - self.together))
         return found
-
-    def _grid(self) -> Times:
-        return np.concatenate([[0.0], np.geomspace(1e-6, 60.0, 20_000) * self.of.mean])

@@ -57,12 +57,10 @@ def outlook(lifetime: Lifetime, interval: float, costs: Costs) -> Outlook:
     """
     mean = lifetime.mean
     cycle = interval + costs.save
-    reached = lifetime.survival(costs.restart + cycle * np.arange(1, _cycles(lifetime, cycle) + 1, dtype=np.float64))
-    saved = interval * float(reached.sum())
-    saves = costs.save * float(reached.sum())
-    times = np.concatenate([[0.0], np.geomspace(1e-4, 60.0, _FINE)]) * mean
-    begun = float(np.trapezoid(lifetime.survival(costs.restart + times), times))  # time after the restart
-    told = float(np.trapezoid(lifetime.survival(costs.restart + costs.save + times), times)) * interval / cycle
+    reached = _reached(lifetime, costs.restart, cycle)
+    saved, saves = interval * reached, costs.save * reached
+    begun = mean - _lived(lifetime, costs.restart)  # time after the restart
+    told = (mean - _lived(lifetime, costs.restart + costs.save)) * interval / cycle
     useful = (1 - costs.noticed) * saved + costs.noticed * max(told, saved)
     if useful < _NEVER * mean:
         useful = 0.0
@@ -115,6 +113,18 @@ def price(spot: float, on_demand: float, found: Outlook, stays: Outlook | None =
     return Price(float(useful), otherwise, otherwise * found.paid_share, float(1 - useful / otherwise))
 
 
-def _cycles(lifetime: Lifetime, cycle: float) -> int:
-    """So many that next to no machine reaches more."""
-    return int(min(_MOST_CYCLES, max(1.0, np.ceil(60 * lifetime.mean / cycle))))
+def _reached(lifetime: Lifetime, restart: float, cycle: float) -> float:
+    """Saves that a machine reaches on average."""
+    cycles = int(min(_MOST_CYCLES, max(1.0, np.ceil(60 * lifetime.mean / cycle))))
+    survival = lifetime.survival(restart + cycle * np.arange(1, cycles + 1, dtype=np.float64))
+    found = float(survival.sum())
+    if survival[-1] > _NEVER:  # where the risk falls with age, few machines live for a large part of the time
+        rest = lifetime.mean - _lived(lifetime, restart + (cycles + 0.5) * cycle)
+        found += max(0.0, rest) / cycle
+    return found
+
+
+def _lived(lifetime: Lifetime, until: float) -> float:
+    """Seconds that a machine lives on average, what comes after so many not counted."""
+    times = np.concatenate([[0.0], np.geomspace(1e-12, 1.0, _FINE)]) * until
+    return float(np.trapezoid(lifetime.survival(times), times))
