@@ -38,6 +38,15 @@ def test_a_check_of_good_data_is_done(hotloop: Command, make_images: Callable[..
     assert finished.err == ""
 
 
+def test_of_many_equal_files_some_are_named(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_images(each=2)
+    for number in range(20):
+        (folder / f"class0/copy{number:02}.png").write_bytes((folder / "class0/000.png").read_bytes())
+    lines = hotloop("data", "check", str(folder), "--workers", "0", expect=0).out.splitlines()
+    named = lines[lines.index("equal files: 1") + 1]
+    assert (named.count("copy"), named.endswith(" = 13 more")) == (7, True)
+
+
 def test_classes_that_training_or_validation_lacks_are_named(hotloop: Command, tmp_path: Path) -> None:
     for number, name in enumerate(("train/cat", "train/dog", "train/fox", "val/cat", "val/dog", "val/owl")):
         write_image(tmp_path / name / "0.png", number, (40, 40))

@@ -174,7 +174,7 @@ def test_a_depth_of_nothing_is_refused() -> None:
         hotloop.prefetch([], "cpu", depth=0)
 
 
-@pytest.mark.parametrize("device", [f"cuda:{torch.cuda.device_count()}", "mps"])
+@pytest.mark.parametrize("device", [f"cuda:{torch.cuda.device_count()}", "mps", "gpu"])
 def test_a_device_that_batches_cannot_be_copied_to_is_refused(device: str) -> None:
     with pytest.raises(hotloop.InputError, match=device):
         hotloop.prefetch([], device)

@@ -21,7 +21,7 @@ PRICES = st.none() | st.floats(1e-3, 1e4)
 OFFERS = st.builds(
     Offer,
     provider=WORDS,
-    instance=WORDS,
+    instance=WORDS.filter(bool),
     region=WORDS,
     zone=WORDS,
     card=st.sampled_from(sorted(cards())),
@@ -82,6 +82,8 @@ def test_machines_of_one_name_with_other_gpus_are_others() -> None:
         ("a,b\n1,2\n", "no column card, gpus, instance"),
         (f"{COLUMNS}\na,i,r,z,H999,8,1,1,1,1,,s\n", "unknown card 'H999'"),
         (f"{COLUMNS}\na,i,r,z,H100,0,1,1,1,1,,s\n", "0 GPUs"),
+        (f"{COLUMNS}\na,,r,z,H100,1,1,1,1,1,,s\n", "an instance without a name"),
+        ("instance,card,gpus,spot,spot\ni,H100,1,1,2\n", "it has several columns spot"),
         (f"{COLUMNS}\na,i,r,z,H100,-1,1,1,1,1,,s\n", "-1 GPUs"),
         (f"{COLUMNS}\na,i,r,z,H100,some,1,1,1,1,,s\n", "some"),
         (f"{COLUMNS}\na,i,r,z,H100,8,1,1,-3,1,,s\n", "-3 is no price"),

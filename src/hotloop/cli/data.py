@@ -14,7 +14,7 @@ from hotloop.core.files import write_atomic
 from hotloop.core.units import count, escaped, format_bytes
 
 if TYPE_CHECKING:
-    from hotloop.data.check import Findings
+    from hotloop.data.check import Findings, Group
 
 _SHOWN = 8
 """Files of each kind that are named on the screen."""
@@ -175,15 +175,14 @@ def _lines(findings: "Findings") -> Iterator[str]:
     yield from _named("damaged", [f"{one.path}: {one.reason}" for one in findings.damaged])
     yield from _named(
         "equal files with contradicting labels",
-        [f"{' = '.join(group.paths)}: {' and '.join(group.labels)}" for group in findings.contradictions],
+        [f"{_equal(group)}: {' and '.join(group.labels)}" for group in findings.contradictions],
     )
-    yield from _named("equal files in several data sets", [" = ".join(group.paths) for group in findings.leaks])
+    yield from _named("equal files in several data sets", [_equal(group) for group in findings.leaks])
     first = next(iter(findings.classes))
     for location, names in findings.untrained.items():
         yield from _named(f"classes of {location} without an image in {first}, which is trained", names)
     plain = [group for group in findings.duplicates if len(group.labels) == len(group.locations) == 1]
-    same = [" = ".join(group.paths) for group in plain]
-    yield from _named("equal files", same)
+    yield from _named("equal files", [_equal(group) for group in plain])
     for title, found in (
         ("of another format than the name says", findings.wrong_suffix),
         ("turned by viewers, not by a training", findings.rotated),
@@ -198,6 +197,11 @@ def _lines(findings: "Findings") -> Iterator[str]:
         yield f"uneven: the largest class of {location} has {ratio:.0f} times as many images as the smallest"
     if not findings.is_error:
         yield "nothing has to be mended"
+
+
+def _equal(group: "Group") -> str:
+    more = len(group.paths) - _SHOWN
+    return " = ".join(group.paths[:_SHOWN]) + (f" = {more:,} more" if more > 0 else "")
 
 
 def _named(title: str, texts: Sequence[str]) -> Iterator[str]:

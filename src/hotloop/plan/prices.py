@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -109,6 +110,8 @@ def parse_offers(text: str, origin: str) -> list[Offer]:
     missing = {"instance", "card", "gpus"} - set(rows.fieldnames or ())
     if missing:
         raise InputError(f"{origin} is no table of prices", f"it has no column {', '.join(sorted(missing))}", _COLUMNS)
+    if twice := [name for name, times in Counter(rows.fieldnames or ()).items() if times > 1]:
+        raise InputError(f"{origin} is no table of prices", f"it has several columns {', '.join(twice)}", _COLUMNS)
     try:
         found = [_offer(row) for row in rows]
     except ValueError as error:
@@ -125,6 +128,8 @@ def _offer(read: Mapping[str | None, Any]) -> Offer:
     card = row["card"]
     if card not in cards():
         raise ValueError(f"unknown card {card!r}; there are {', '.join(cards())}")
+    if not row["instance"]:
+        raise ValueError("an instance without a name")
     gpus = int(row["gpus"])
     if gpus < 1:
         raise ValueError(f"{gpus} GPUs")

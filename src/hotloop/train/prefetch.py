@@ -59,10 +59,7 @@ class prefetch(Generic[T]):  # noqa: N801 - used as a function
         if depth < 1:
             raise InputError(f"depth = {depth}", "at least one batch has to be read ahead", "depth=2")
         self._batches = batches
-        self._device = torch.device(device)
-        if self._device.type not in ("cpu", "cuda"):
-            what = f'device = "{device}"'
-            raise InputError(what, "batches are copied ahead to NVIDIA GPUs alone", 'device="cuda" or device="cpu"')
+        self._device = _device(device)
         if self._device.type == "cuda" and (self._device.index or 0) >= torch.cuda.device_count():
             cause = f"torch sees {count(torch.cuda.device_count(), 'GPU')} here"
             raise InputError(f'device = "{device}"', cause, 'device="cpu", where batches stay; or see: hotloop doctor')
@@ -199,6 +196,17 @@ class Reader(Generic[P]):
         except BaseException as error:
             end = end or error
         self._full.put(end)
+
+
+def _device(named: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(named)
+    except RuntimeError:  # it knows no such kind
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        cause = "batches are copied ahead to NVIDIA GPUs alone"
+        raise InputError(f'device = "{named}"', cause, 'device="cuda" or device="cpu"')
+    return device
 
 
 class _Slot:
