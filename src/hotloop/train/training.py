@@ -50,7 +50,7 @@ from hotloop.train.world import ALONE, World, in_teams, peer_lost
 
 def train_job(
     job: Job, machine: Machine, observer: Observer, resume: str = "auto", now: datetime | None = None,
-    world: World = ALONE, stop_file: str = "",
+    world: World = ALONE, stop_file: str = "", last: bool = False,
 ) -> tuple[Run, Result]:  # fmt: skip
     """Train what a job asks for.
 
@@ -65,6 +65,7 @@ def train_job(
         now: names a new run; the current time without it.
         world: the processes that train together; each calls this with the same job, and the first one writes the run.
         stop_file: of what has launched the run: once it exists, the run saves and stops, as what it holds asks.
+        last: the process only ends after this, with the code that it has earned: later signals are ignored.
 
     Returns:
         The run and its result, "finished" or "preempted".
@@ -78,7 +79,7 @@ def train_job(
         heart = stack.enter_context(Heart(world))
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)
-        preemption = stack.enter_context(_preemption(job, observer, world, stop_file))
+        preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
         ready = prepare(job, machine, observer.warn, world)
         named = _looked_up(job, resume, observer) if world.first else None
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
@@ -108,9 +109,9 @@ def train_job(
         return run, _Training(parts, machine, ready.choices).run(named)
 
 
-def _preemption(job: Job, observer: Observer, world: World, stop_file: str) -> Preemption:
+def _preemption(job: Job, observer: Observer, world: World, stop_file: str, last: bool) -> Preemption:
     asked = job.preemption
-    return Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file)
+    return Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file, last)
 
 
 def _looked_up(job: Job, resume: str, observer: Observer) -> Loaded | None:
