@@ -216,7 +216,7 @@ class _Attempt:
                     agent.join(_LOOK_SECONDS)
                 raise
         if hung:
-            raise HotloopError(hung, self._watch.report, "mend what the stacks show, and start the same command again")
+            raise HotloopError(hung, self._watch.report, "mend what holds it up, and start the same command again")
         if self._error:
             raise self._error
         return self._lost
