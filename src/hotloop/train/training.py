@@ -116,8 +116,12 @@ def _preemption(job: Job, observer: Observer, world: World, stop_file: str, last
 
 def _looked_up(job: Job, resume: str, observer: Observer) -> Loaded | None:
     """The checkpoint that was asked for by name; the run that is not to be continued steps aside."""
-    if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
-        observer.warn(f"the earlier run is now {aside}")
+    if resume == "never" and job.run.dir:
+        directory = Path(job.run.dir)
+        if job.checkpoint.copy_to:  # before anything is renamed
+            _refuse_earlier(Copies(job.checkpoint, job.storage, directory.absolute().name), resume)
+        if aside := set_aside(directory):
+            observer.warn(f"the earlier run is now {aside}")
     return None if resume in ("auto", "never") else named_checkpoint(Path(resume), observer.warn, lazily=True)
 
 
@@ -164,12 +168,17 @@ def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stac
         return copies
     if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify)):
         notify(f"{fetched} was fetched from {copies.url}")
-    elif resume != "auto" and copies.positions():
+    elif resume != "auto":
+        _refuse_earlier(copies, resume)
+    return copies
+
+
+def _refuse_earlier(copies: Copies, resume: str) -> None:
+    if copies.positions():
         raise InputError(
             f"{copies.url} has checkpoints of an earlier run", f"--resume {resume} does not continue them",
             "--set checkpoint.copy_to=OTHER, or remove them there",
         )  # fmt: skip
-    return copies
 
 
 def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None]) -> tuple[Ready, Decoding | None]:
