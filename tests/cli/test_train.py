@@ -141,6 +141,25 @@ def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: P
     assert "warning" not in going_on, "with the settings that it began with"
 
 
+@pytest.mark.parametrize(
+    ("processes", "last"), [(1, "hotloop.cli.train.summary"), (2, "hotloop.train.elastic.train_in_ranks")]
+)
+def test_a_signal_after_the_end_does_not_change_the_exit_code(job: Path, processes: int, last: str) -> None:
+    """As the second SIGTERM of what asks twice."""
+    module, _, name = last.rpartition(".")
+    code = (
+        f"import os, signal; from hotloop.cli.main import main; import {module} as module; done = module.{name}\n"
+        f"module.{name} = lambda *a, **k: (done(*a, **k), os.kill(os.getpid(), signal.SIGTERM))[0]\n"
+        f"main(['train', 'job.toml', '--set', 'ranks.processes={processes}'])"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=job.parent, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert child.returncode == 0, child
+    assert "finished after" in child.stdout
+
+
 def test_in_a_terminal_there_is_a_bar(job: Path) -> None:
     leader, follower = pty.openpty()
     child = subprocess.Popen(

@@ -18,6 +18,7 @@ from runs import SUPPORT, TOKENS_JOB, losses, rank_of, read_until, started, weig
 
 from hotloop.train.elastic import _left
 from hotloop.train.gpus import Answers
+from hotloop.train.hang import Watch
 
 NOISY = ["--set", "model.name=tiny:cnn", "--set", "model.arguments.dropout=0.2", "--set", "checkpoint.every=2 steps"]
 NOISY += ["--set", "data.last_batch=drop"]
@@ -91,6 +92,12 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     waiting = next(line for line in done.err.splitlines() if "--- rank 0" in line)
     assert "last collective: gloo:" in waiting
     assert "not done" in waiting
+
+
+def test_of_ranks_that_do_not_begin_a_cause_is_told(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, limit_seconds=0.0)
+    assert "no rank has begun" in watch.hung()
+    assert "still imports" in watch.report
 
 
 @pytest.mark.parametrize(

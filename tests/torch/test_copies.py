@@ -80,9 +80,11 @@ def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job:
     assert f"was fetched from s3://{bucket}/models/mine" in done.err
     assert "continuing at step 18" in done.err
     assert "finished after 24 steps" in done.out
-    shutil.rmtree(job.parent / "mine")
     refused = hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)
     assert "has checkpoints of an earlier run" in refused.err
+    assert (job.parent / "mine/result.json").exists(), "what is refused has changed nothing"
+    shutil.rmtree(job.parent / "mine")
+    hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)
 
 
 def test_a_damaged_copy_is_passed_over(hotloop: Command, job: Path, bucket: str) -> None:

@@ -19,6 +19,11 @@ def test_finite_weights_pass_whatever_their_type_and_size() -> None:
     check_finite([torch.ones(3), *FINITE.values()], 1)
 
 
+def test_a_rank_without_weights_saves_too() -> None:
+    """As the second of two that divide a model of one row."""
+    check_finite([torch.ones(0)], 1)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
 def test_one_weight_that_is_not_finite_is_found(value: float, dtype: torch.dtype) -> None:

@@ -154,7 +154,8 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool) -> int:
         try:
             with standard_output_to_error() if as_json else nullcontext():
                 observer = terminal_observer() if world.first else rank_observer(world.rank)
-                run, result = train_job(job, read_machine(), observer, resume, world=world)
+                last = not world.folder  # else the agent that has started this rank may end it at any time
+                run, result = train_job(job, read_machine(), observer, resume, world=world, last=last)
         except StopRequested:  # one of several ranks; what was saved last is kept
             world.note("code", str(_STOPPED_EARLY))
             return _STOPPED_EARLY

@@ -216,7 +216,7 @@ class _Attempt:
                     agent.join(_LOOK_SECONDS)
                 raise
         if hung:
-            raise HotloopError(hung, self._watch.report, "mend what the stacks show, and start the same command again")
+            raise HotloopError(hung, self._watch.report, "mend what holds it up, and start the same command again")
         if self._error:
             raise self._error
         return self._lost
@@ -293,7 +293,9 @@ def _of_ranks(folder: Path, number: int, restart: int, more: Mapping[str, str]) 
 
 @contextmanager
 def _stopped_by_signals(file: Path) -> Iterator[None]:
-    """Signals become a notice to the ranks; a second Ctrl-C interrupts at once, as usual."""
+    """Signals become a notice to the ranks; a second Ctrl-C interrupts at once, as usual. Afterwards the process only
+    ends: signals are ignored, as they would change its exit code.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         unfinished = file.with_suffix(".part")
@@ -303,9 +305,10 @@ def _stopped_by_signals(file: Path) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
-    before = {number: signal.signal(number, stop) for number in heard}
+    for number in heard:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in heard:
+            signal.signal(number, signal.SIG_IGN)

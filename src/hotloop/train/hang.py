@@ -26,7 +26,7 @@ class Watch:
         limit_seconds: without progress on any rank, after which they hang.
 
     Attributes:
-        report: what each rank is at, once they hang.
+        report: what each rank is at, once they hang, as far as it is known.
     """
 
     def __init__(self, folder: Path, limit_seconds: float) -> None:
@@ -53,6 +53,7 @@ class Watch:
         if now - self._since < limit:
             return ""
         if not beats:
+            self.report = "each still imports what it needs, or waits for one that does"
             return f"no rank has begun within {format_seconds(limit)}"
         stacks = self._stacks(beats)
         rank = _culprit(beats, stacks)

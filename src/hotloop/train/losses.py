@@ -66,8 +66,10 @@ def check_finite(parameters: list[Tensor], step: int) -> None:
     """
     own = [local(parameter.detach()) for parameter in parameters]
     inexact = [p for p in own if p.numel() and (p.is_floating_point() or p.is_complex())]
+    if not inexact:  # of a model with fewer rows than there are ranks
+        return
     largest = torch._foreach_norm(inexact, ord=math.inf)  # any other norm may overflow where every weight is finite
-    if inexact and not torch.isfinite(torch.stack(largest)).all():
+    if not torch.isfinite(torch.stack(largest)).all():
         raise NonFiniteLoss(
             f"the weights after step {step} are not finite",
             "the step's gradients were NaN or infinite, or the learning rate too high",

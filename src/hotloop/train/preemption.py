@@ -36,6 +36,7 @@ class Preemption:
         ranks_folder: of a rank that `hotloop train` has started: a file "stop" in it, which holds the reason, is the
             notice. SIGTERM without such a file means to end at once: what starts ranks ends all when one is lost.
         stop_file: of what has launched the run; once it exists, what it holds is the notice. Looked at twice a second.
+        last: the process only ends after this: signals that come then are ignored.
 
     Raises:
         InputError: there is no such cloud.
@@ -44,6 +45,7 @@ class Preemption:
     def __init__(
         self, cloud: str = "auto", address: str = "", file: str = "", every_seconds: float = 5.0,
         warn: Callable[[str], None] = lambda text: None, ranks_folder: str = "", stop_file: str = "",
+        last: bool = False,
     ) -> None:  # fmt: skip
         self._reason = ""
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
@@ -52,6 +54,7 @@ class Preemption:
         self._every_seconds = every_seconds
         self._is_rank, self._told = False, 0.0
         self._heard: tuple[int, int] | None = None
+        self._last = last
         if stop_file:
             self._look_often(Path(stop_file), _STOP_SECONDS)
         if ranks_folder:
@@ -90,7 +93,7 @@ class Preemption:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._last else handler)
         self._previous.clear()
         if self._watcher:
             self._end.set()

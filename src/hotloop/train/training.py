@@ -50,7 +50,7 @@ from hotloop.train.world import ALONE, World, in_teams, peer_lost
 
 def train_job(
     job: Job, machine: Machine, observer: Observer, resume: str = "auto", now: datetime | None = None,
-    world: World = ALONE, stop_file: str = "",
+    world: World = ALONE, stop_file: str = "", last: bool = False,
 ) -> tuple[Run, Result]:  # fmt: skip
     """Train what a job asks for.
 
@@ -65,6 +65,7 @@ def train_job(
         now: names a new run; the current time without it.
         world: the processes that train together; each calls this with the same job, and the first one writes the run.
         stop_file: of what has launched the run: once it exists, the run saves and stops, as what it holds asks.
+        last: the process only ends after this, with the code that it has earned: later signals are ignored.
 
     Returns:
         The run and its result, "finished" or "preempted".
@@ -78,7 +79,7 @@ def train_job(
         heart = stack.enter_context(Heart(world))
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)
-        preemption = stack.enter_context(_preemption(job, observer, world, stop_file))
+        preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
         ready = prepare(job, machine, observer.warn, world)
         named = _looked_up(job, resume, observer) if world.first else None
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
@@ -108,15 +109,19 @@ def train_job(
         return run, _Training(parts, machine, ready.choices).run(named)
 
 
-def _preemption(job: Job, observer: Observer, world: World, stop_file: str) -> Preemption:
+def _preemption(job: Job, observer: Observer, world: World, stop_file: str, last: bool) -> Preemption:
     asked = job.preemption
-    return Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file)
+    return Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file, last)
 
 
 def _looked_up(job: Job, resume: str, observer: Observer) -> Loaded | None:
     """The checkpoint that was asked for by name; the run that is not to be continued steps aside."""
-    if resume == "never" and job.run.dir and (aside := set_aside(Path(job.run.dir))):
-        observer.warn(f"the earlier run is now {aside}")
+    if resume == "never" and job.run.dir:
+        directory = Path(job.run.dir)
+        if job.checkpoint.copy_to:  # before anything is renamed
+            _refuse_earlier(Copies(job.checkpoint, job.storage, directory.absolute().name), resume)
+        if aside := set_aside(directory):
+            observer.warn(f"the earlier run is now {aside}")
     return None if resume in ("auto", "never") else named_checkpoint(Path(resume), observer.warn, lazily=True)
 
 
@@ -163,12 +168,17 @@ def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stac
         return copies
     if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify)):
         notify(f"{fetched} was fetched from {copies.url}")
-    elif resume != "auto" and copies.positions():
+    elif resume != "auto":
+        _refuse_earlier(copies, resume)
+    return copies
+
+
+def _refuse_earlier(copies: Copies, resume: str) -> None:
+    if copies.positions():
         raise InputError(
             f"{copies.url} has checkpoints of an earlier run", f"--resume {resume} does not continue them",
             "--set checkpoint.copy_to=OTHER, or remove them there",
         )  # fmt: skip
-    return copies
 
 
 def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None]) -> tuple[Ready, Decoding | None]:
