@@ -174,18 +174,35 @@ def test_a_crash_is_the_scripts_own(script: Path, hotloop: Command) -> None:
     assert list(Path("profiles").iterdir()) == []
 
 
-@pytest.mark.parametrize("steps", [20, 28, 34])
+@pytest.mark.parametrize("steps", [20, 28, 34, 44])
 def test_a_script_that_ends_meanwhile_ends_well(
     script: Path, hotloop: Command, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """While watched, unwatched and traced: ranks measure at steps that are known beforehand."""
+    """While watched, unwatched, traced and fed again: ranks measure at steps that are known beforehand. What a step
+    consists of is known once it was traced.
+    """
     monkeypatch.setenv("WORLD_SIZE", "2")
     write(script, call=f"main({steps})", extra=f"if done == {steps}: break")
-    expect = 1 if steps == 20 else 0
+    expect = 1 if steps < 40 else 0
     done = hotloop("profile", "--steps", "8", "--", sys.executable, "train.py", expect=expect)
     assert f"trained {steps}" in done.out
-    assert ("nothing was measured" in done.err) == (steps == 20)
-    assert ("note: the script ended before all was measured" in done.out) == (steps > 20)
+    assert ("nothing was measured" in done.err) == (steps < 40)
+    assert ("note: the script ended while cached batch was tried" in done.out) == (steps > 40)
+
+
+def test_interrupted_before_the_trace_it_says_what_to_do(script: Path, hotloop: Command) -> None:
+    write(script, extra="if done == 40: raise KeyboardInterrupt")
+    done = hotloop("profile", "--", sys.executable, "train.py", expect=130)
+    assert "-bound" not in done.out
+    assert "ended with code 130 before enough was measured\ncause: it ended after 40 steps" in done.err
+    assert "hotloop profile --steps 6" in done.err
+    assert list(Path("profiles").iterdir()) == []
+
+
+def test_a_process_that_ends_at_once_has_trained_all_the_same(script: Path, hotloop: Command) -> None:
+    write(script, call="main(5); import os; os._exit(0)", extra="if done == 5: break")
+    done = hotloop("profile", "--", sys.executable, "train.py", expect=1)
+    assert "it ended, before warm-up, watching and tracing were over" in done.err
 
 
 def test_several_ranks_and_the_slow_one(script: Path, hotloop: Command) -> None:

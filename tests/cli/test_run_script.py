@@ -203,6 +203,17 @@ def test_exit_codes_arguments_and_input_are_the_scripts(script: Path, hotloop: C
     assert "note: nothing was accelerated: no training was seen" in done.err
 
 
+@pytest.mark.parametrize(("end", "code"), [("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", 137)])
+def test_a_script_that_ends_at_once_is_not_said_to_train_nothing(
+    script: Path, hotloop: Command, end: str, code: int
+) -> None:
+    write(script, steps=16)
+    script.write_text(f"import os\n{script.read_text()}\n    {end}\n")
+    done = hotloop("run", "--steps", "20", "--", sys.executable, "train.py", expect=code)
+    assert "what was accelerated is not known" in done.err
+    assert "no training was seen" not in done.err
+
+
 def test_a_child_that_trains_is_accelerated_and_tells_so(script: Path, hotloop: Command) -> None:
     write(script, load=0.002)
     fork = "import multiprocessing; multiprocessing.get_context('fork').Process(target=main).start()"

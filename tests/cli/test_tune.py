@@ -138,3 +138,17 @@ def test_a_script_that_fails_says_so(script: Path, hotloop: Command) -> None:
     done = hotloop("tune", "--", sys.executable, "train.py", expect=1)
     assert "the training does not run with its present settings" in done.err
     assert "ValueError: no data" in done.err
+
+
+def test_a_script_that_is_too_short_is_not_said_to_fail(script: Path, hotloop: Command) -> None:
+    script.write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(1))\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "for _ in range(20):\n"
+        "    (weight**2).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = hotloop("tune", "--", sys.executable, "train.py", expect=1)
+    assert "does not run" not in done.err
+    assert "cause: it ended before enough was measured\nfix:   let it train longer" in done.err

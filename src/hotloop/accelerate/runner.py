@@ -117,6 +117,8 @@ class Runner:
         self._loading.adopt()
         self._batches.watch(device)
         save_on_sigterm()
+        with suppress(OSError):  # the folder has gone with the one that waited for it
+            (self._folder / f"trains-{os.getpid()}").touch()
         self._process = os.getpid()
         if parent_process():  # what multiprocessing forks ends without atexit
             Finalize(None, self._leave, exitpriority=0)
@@ -337,5 +339,6 @@ class Runner:
             "memory": memory,
         }  # fmt: skip
         unfinished = self._folder / f"speedup-{os.getpid()}.part"
-        unfinished.write_text(json.dumps(found))
-        unfinished.replace(unfinished.with_suffix(".json"))
+        with suppress(OSError):  # as above
+            unfinished.write_text(json.dumps(found))
+            unfinished.replace(unfinished.with_suffix(".json"))

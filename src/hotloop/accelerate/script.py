@@ -33,8 +33,11 @@ def run_script(
         folder = Path(name)
         code = run_attached(command, Attachment(_ENTRIES, name, asdict(plan)), environment, output)
         found: list[dict[str, Any]] = [json.loads(file.read_bytes()) for file in folder.glob("speedup-*.json")]
-        entered = any(folder.glob("attached-*"))
+        entered, trained = any(folder.glob("attached-*")), any(folder.glob("trains-*"))
     level = FAST if any(kind_of(each).level == FAST for each in plan.names) else "exact"
+    if not found and trained:
+        note = "what was accelerated is not known: the process that trained was ended at once, by os._exit or a signal"
+        return Speedup(tuple(command), level, code, notes=(note,))
     if not found:
         why = "no training was seen" if entered else "hotloop could not enter: -I, -E, -S or an own PYTHONPATH"
         return Speedup(tuple(command), level, code, notes=(f"nothing was accelerated: {why}",))

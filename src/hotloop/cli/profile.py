@@ -104,7 +104,7 @@ def _script(options: _Options, command: tuple[str, ...]) -> int:
     with ended_by_signals():
         outcome = profile_script(command, plan, os.environ, results, output, options.tensorboard)
     if outcome.profile is None:
-        click.echo(f"hotloop: the command ended with code {outcome.code} before enough was measured", err=True)
+        click.echo(f"hotloop: {outcome.failure}", err=True)
     elif as_json:
         click.echo(outcome.profile.to_json())
     else:

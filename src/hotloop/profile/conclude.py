@@ -93,8 +93,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
     """What a reader has to know besides."""
     found = list(measured.unseen)
     if not measured.complete:
-        tried = measured.left_out.replace("_", " ")
-        found.append(f"the script ended {f'while {tried} was tried' if tried else 'before all was measured'}")
+        found.append(f"the script ended while {measured.left_out.replace('_', ' ')} was tried")
     if not measured.trace:
         found.append("without a trace all but input counts as computing")
     watched, facts = measured.block("watched"), measured.facts

@@ -119,9 +119,10 @@ class Measured:
 
     @property
     def is_enough(self) -> bool:
-        """Whether anything can be concluded from it."""
+        """Whether anything can be concluded from it: without a trace nothing tells computing from the rest."""
         watched = self.block("watched")
-        return watched is not None and len(watched.steps) >= ENOUGH
+        got_past_the_trace = bool(self.trace or self.left_out or self.complete)
+        return watched is not None and len(watched.steps) >= ENOUGH and got_past_the_trace
 
     def with_block(self, block: Block) -> "Measured":
         """With it, or with its steps added to the block of its name."""

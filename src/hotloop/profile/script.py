@@ -11,6 +11,7 @@ from hotloop.attach.inside import Attachment
 from hotloop.core.errors import HotloopError
 from hotloop.core.files import write_atomic
 from hotloop.core.profile import Profile
+from hotloop.core.units import count
 from hotloop.pages.profile import render_profile
 from hotloop.profile.conclude import conclude, read_measured
 from hotloop.profile.folder import made
@@ -19,6 +20,9 @@ from hotloop.profile.plan import Plan
 from hotloop.profile.tensorboard import check_tensorboard, write_events
 
 _ENTRY = "hotloop.profile.watch:begin"
+_FEWER_STEPS = "measure fewer steps: hotloop profile --steps 6 -- python train.py"
+_SIGNALS = 128
+"""Exit codes beyond it are of commands that a signal has ended."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,12 @@ class Outcome:
     Attributes:
         code: the script's own exit code.
         profile: None if it failed before enough was measured.
+        failure: then, what to do about it.
     """
 
     code: int
     profile: Profile | None
+    failure: HotloopError | None = None
 
 
 def profile_script(
@@ -59,7 +65,7 @@ def profile_script(
         if not enough and not code:
             raise _nothing_seen(command, folder, measured)
         if not enough:
-            return Outcome(code, None)
+            return Outcome(code, None, _ended_early(code, measured))
         if code and any(one.left_out for one in enough):
             code = 0  # a note tells it
         profile, line, trace = conclude(enough, folder, command)
@@ -88,8 +94,22 @@ def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measu
         )
         return HotloopError(what, cause, "hotloop profile -- python train.py")
     if measured:
-        seen = max(one.steps_seen for one in measured)
-        cause = f"it ended after {seen} steps; warm-up and measurement take 40 or more"
-        return HotloopError(what, cause, "let it train longer, more epochs say")
+        return HotloopError(what, _unfinished(measured), f"let it train longer, more epochs say; or {_FEWER_STEPS}")
     cause = "no optimizer of torch's stepped in it, and nothing went backward"
     return HotloopError(what, cause, "profile the command that trains: hotloop profile -- python train.py")
+
+
+def _ended_early(code: int, measured: Sequence[Measured]) -> HotloopError:
+    """Why a script that failed, or was interrupted, has no profile."""
+    what = f"the command ended with code {code} before enough was measured"
+    if code > _SIGNALS:
+        return HotloopError(what, _unfinished(measured), f"let it run until hotloop ends it; or {_FEWER_STEPS}")
+    return HotloopError(what, _unfinished(measured), "run the command by itself, and mend what ends it")
+
+
+def _unfinished(measured: Sequence[Measured]) -> str:
+    """How far processes came none of which was measured to the end."""
+    failed = [note for one in measured for note in one.unseen if "Error: " in note]
+    seen = max((one.steps_seen for one in measured), default=0)
+    ended = f"it ended after {count(seen, 'step')}" if seen else "it ended"  # one that ends by os._exit has not counted
+    return "; ".join(failed) or f"{ended}, before warm-up, watching and tracing were over; they take 40 steps or more"

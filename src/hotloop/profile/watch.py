@@ -155,6 +155,7 @@ class Watch:
         self._measured = Measured(**script_facts(self._torch, device), steps_seen=self._measured.steps_seen)
         self._hooks.adopt(on_gpu=device.type == "cuda")
         self._hooks.drop_step()
+        self._write()  # a process that ends by os._exit, as those of multiprocessing do, is not asked again
         self._run = self._measure()
         self._wanted = next(self._run)
 

@@ -56,6 +56,7 @@ _MOST_PROPOSALS = 30
 _FAILED_FACTOR = 10.0
 _IN_VAIN = 1
 """Proposals in a row that are no better, after which there are no more."""
+_TOO_SHORT = "it ended before enough was measured"
 _DRIFT = 0.1
 """Share of the loss by which another setting's may differ over the same steps."""
 
@@ -95,6 +96,8 @@ class Search:
         ended = "done"
         try:
             first = self._tried(start_of(self._space))
+            if first.why == _TOO_SHORT:
+                raise HotloopError("nothing was measured", _TOO_SHORT, "let it train longer: more epochs, say")
             if first.state == FAILED:
                 what = "the training does not run with its present settings"
                 raise HotloopError(what, first.why, "mend that first: hotloop train, or the command by itself")
@@ -230,7 +233,7 @@ class Search:
                     if self._is_enough(regular) or (time.monotonic() > until and len(regular) >= effort.fewest):
                         break
             if state == DONE and len(regular) < effort.fewest:
-                raise Failed("it ended before enough was measured")
+                raise Failed(_TOO_SHORT)
         except (Failed, HotloopError, OSError) as failure:
             if time.monotonic() >= self._began + effort.budget_seconds:
                 raise _BudgetUsed from None
