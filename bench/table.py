@@ -261,7 +261,7 @@ def plan_accuracy(result: dict[str, Any]) -> tuple[str, str]:
     text = "memory off by {memory_median:.1%} (median) and {memory_worst:.1%} (worst), time by {time_median:.1%} and "
     text = (text + "{time_worst:.1%}, n = {n}").format(**found)
     note = "" if unseen else "; its constants are from these same steps"
-    return "`hotloop plan` against steps that were recorded on an H200", text + note
+    return "`hotloop plan` against steps that were recorded on an H100 and an H200", text + note
 
 
 def plan_time(result: dict[str, Any]) -> tuple[str, str]:
