@@ -4,23 +4,26 @@ PYTHON ?= python3
 BIN := .venv/bin
 DIGITS := examples/digits/images
 
-.PHONY: demo test test-all engines test-commands test-others lint docs lock setup
+.PHONY: demo test test-all engines test-commands test-engines test-others lint docs lock setup
 .DELETE_ON_ERROR:
 
 demo: setup $(DIGITS)/.done
 	$(BIN)/hotloop train examples/digits/job.toml
 
-# Many tests wait for processes that they have started: those of commands and pages run beside the others.
+# Many tests wait for processes that they have started, those of engines most of all: they run side by side.
 test: lint
-	$(MAKE) --jobs 2 --keep-going test-commands test-others
+	$(MAKE) --jobs 3 --keep-going test-commands test-engines test-others
 
 test-commands: setup
 	$(call pytest,commands,tests/cli tests/docs)
 
-test-others: setup
-	$(call pytest,others,--ignore tests/cli --ignore tests/docs)
+test-engines: setup
+	$(call pytest,engines,tests/engines)
 
-# Two halves on two cores are no even machine: what has failed is run once more.
+test-others: setup
+	$(call pytest,others,--ignore tests/cli --ignore tests/docs --ignore tests/engines)
+
+# Three lanes on two cores are no even machine: what has failed is run once more.
 define pytest
 $(BIN)/pytest --durations 25 -o cache_dir=.pytest_cache/$(1) $(2) || { [ $$? -eq 1 ] && echo "once more, what has failed:" && \
   $(BIN)/pytest -o cache_dir=.pytest_cache/$(1) --last-failed $(2); }
