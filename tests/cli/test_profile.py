@@ -199,6 +199,17 @@ def test_interrupted_before_the_trace_it_says_what_to_do(script: Path, hotloop: 
     assert list(Path("profiles").iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "expect"), [("KeyboardInterrupt", 130), ("ValueError", 0)])
+def test_interrupted_while_parts_are_left_out_its_code_stays(
+    script: Path, hotloop: Command, monkeypatch: pytest.MonkeyPatch, name: str, expect: int
+) -> None:
+    """An error then may come of what was left out."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    write(script, extra=f"if done == 44: raise {name}")
+    done = hotloop("profile", "--steps", "8", "--", sys.executable, "train.py", expect=expect)
+    assert "note: the script ended while cached batch was tried" in done.out
+
+
 def test_a_process_that_ends_at_once_has_trained_all_the_same(script: Path, hotloop: Command) -> None:
     write(script, call="main(5); import os; os._exit(0)", extra="if done == 5: break")
     done = hotloop("profile", "--", sys.executable, "train.py", expect=1)

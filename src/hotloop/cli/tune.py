@@ -127,7 +127,7 @@ def _text(value: object) -> str:
 def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path, overrides: tuple[str, ...]) -> Iterator[str]:
     yield ""
     if found.ratio <= 1.0:
-        yield "nothing was faster than what there is"
+        yield f"nothing was {'' if found.certain else 'certainly '}faster than what there is"
     else:
         sure = "" if found.certain else "; another setting may be as fast"
         yield f"{found.ratio:.2f} ± {found.error:.2f} times as fast with {_changes(found.best, space)}{sure}"

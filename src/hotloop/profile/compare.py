@@ -4,7 +4,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, isfinite, nan
 
 from hotloop.core.errors import InputError
 from hotloop.core.profile import KINDS, Profile
@@ -66,8 +66,10 @@ def is_met(condition: str, changes: list[Change]) -> bool:
         raise InputError(f"--fail-if {condition!r}", f"figures are {', '.join(one.name for one in changes)}", fix)
     try:
         limit = float(number)
-    except ValueError as error:
-        raise InputError(f"--fail-if {condition!r}", f"{number} is no number", fix) from error
+    except ValueError:
+        limit = nan
+    if not isfinite(limit):  # as 1e400 is not
+        raise InputError(f"--fail-if {condition!r}", f"{number} is no number", fix)
     if unit == "%" and not name.startswith("shares."):
         cause = "% is of a step, and so of shares only; a ratio of after to before has x after it"
         raise InputError(f"--fail-if {condition!r}", cause, fix)

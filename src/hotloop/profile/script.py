@@ -1,6 +1,7 @@
 """Profile a script from outside: start it, let it be measured inside, and conclude."""
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ _ENTRY = "hotloop.profile.watch:begin"
 _FEWER_STEPS = "measure fewer steps: hotloop profile --steps 6 -- python train.py"
 _SIGNALS = 128
 """Exit codes beyond it are of commands that a signal has ended."""
+_INTERRUPTED = {_SIGNALS + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ def profile_script(
             raise _nothing_seen(command, folder, measured)
         if not enough:
             return Outcome(code, None, _ended_early(code, measured))
-        if code and any(one.left_out for one in enough):
-            code = 0  # a note tells it
+        if code not in _INTERRUPTED and any(one.left_out for one in enough):
+            code = 0  # what was left out may have broken it; a note tells it
         profile, line, trace = conclude(enough, folder, command)
         files = {"report": str(results / "report.html"), "json": str(results / "profile.json")}
         if trace:

@@ -179,7 +179,7 @@ class Search:
         """What has to be repeated; nothing, once the best is known to be so."""
         start, (mean, error) = start_of(self._space), self._mean(self._best)
         doubtful = []
-        for settings in self._ranked()[:3]:
+        for settings in [*self._ranked()[:3], start]:
             other, its = self._mean(settings)
             apart, both = abs(other - mean), _CERTAIN * hypot(error, its)
             if _key(settings) == _key(self._best) or not _SAME * mean < apart < both:
@@ -293,10 +293,14 @@ class Search:
         return sorted(found.values(), key=lambda settings: self._mean(settings)[0])
 
     def _fastest(self) -> Settings:
-        """What there was, if nothing is faster by enough to be worth a change."""
-        start, ranked = start_of(self._space), self._ranked()
-        faster = ranked and self._mean(ranked[0])[0] < (1 - _SAME) * self._mean(start)[0]
-        return ranked[0] if faster else start
+        """What there was, if nothing is faster by enough to be worth a change, and certainly so."""
+        start = start_of(self._space)
+        before, its = self._mean(start)
+        for settings in self._ranked():
+            mean, error = self._mean(settings)
+            if before - mean > max(_SAME * before, _CERTAIN * hypot(its, error)):
+                return settings
+        return start
 
     def _concluded(self, target: tuple[str, ...], ended: str) -> Tuning:
         start, best = start_of(self._space), self._fastest()
