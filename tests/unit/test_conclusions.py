@@ -244,9 +244,14 @@ def test_changes_are_named_and_conditions_hold_or_not() -> None:
 @pytest.mark.parametrize(
     "condition",
     [
-        "", "step_seconds", "speed > 2x", "step_seconds > 1..5", "step_seconds > 1e400", "step_seconds == 2",
+        "",
+        "step_seconds",
+        "speed > 2x",
+        "step_seconds > 1..5",
+        "step_seconds > 1e400",
+        "step_seconds == 2",
         "step_seconds > 105%",
-    ],  # fmt: skip
+    ],
 )
 def test_a_condition_that_makes_no_sense_is_an_error(condition: str) -> None:
     with pytest.raises(InputError, match="--fail-if"):
