@@ -1,6 +1,5 @@
 """Checkpoints with large tensors: written beside the training, read by other means than ours too."""
 
-import json
 import os
 import resource
 import signal
@@ -27,7 +26,15 @@ from hotloop import Checkpointer
 from hotloop.core.errors import CheckpointError
 from hotloop.core.files import start_directory
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
-from hotloop.train.checkpoint.files import Plan, Share, ShareFailed, describe, write_checkpoint
+from hotloop.train.checkpoint.files import (
+    Plan,
+    Share,
+    ShareFailed,
+    describe,
+    manifest_text,
+    read_manifest,
+    write_checkpoint,
+)  # fmt: skip
 from hotloop.train.checkpoint.parts import Part, StoredTensor, header, layout_of
 
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
@@ -174,7 +181,7 @@ def test_what_is_stored_is_read_in_parts_from_files_of_several_processes(tmp_pat
 
 
 def divide(path: Path, whole: Tensor) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = read_manifest((path / "manifest.json").read_bytes())
     (path / "part-00001-of-00001.safetensors").unlink()
     files = {"state.pt": manifest["files"]["state.pt"]}
     for number, rows in enumerate((slice(0, 34), slice(34, 68), slice(68, 100)), 1):
@@ -183,7 +190,7 @@ def divide(path: Path, whole: Tensor) -> None:
         (path / name).write_bytes(header([part]) + part.tensor.numpy().tobytes())
         files[name] = describe(path / name)
     tensors = [{**manifest["tensors"][0], "mesh": [3], "placements": [[0]]}]
-    (path / "manifest.json").write_text(json.dumps({**manifest, "files": files, "tensors": tensors}))
+    (path / "manifest.json").write_text(manifest_text({**manifest, "files": files, "tensors": tensors}))
 
 
 PLACEMENTS = [((), ()), ((0,), ()), ((0, 2), (0,)), ((0,), (1,)), ((1,), (0,)), ((0, 2), (0,))]
@@ -251,13 +258,13 @@ def test_a_tensor_of_some_ranks_is_read_from_their_files(tmp_path: Path) -> None
     expected = torch.randn(100, 70, generator=torch.Generator().manual_seed(0))
     path = Checkpointer(tmp_path).save({"weights": expected}, step=1)
     divide(path, expected)
-    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = read_manifest((path / "manifest.json").read_bytes())
     names = [f"part-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
     for source, target in ((names[0], "first"), (names[2], names[0]), ("first", names[2])):
         (path / source).rename(path / target)
     manifest["files"] |= {names[0]: manifest["files"][names[2]], names[2]: manifest["files"][names[0]]}
     manifest["tensors"][0]["ranks"] = [2, 1, 0]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(manifest_text(manifest))
     assert torch.equal(load_checkpoint(path).state["weights"], expected)
 
 

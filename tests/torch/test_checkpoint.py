@@ -1,6 +1,5 @@
 import errno
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -18,6 +17,7 @@ from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.job_file import parse_job
 from hotloop.core.units import Interval
 from hotloop.train.checkpoint.checkpointer import Loaded, load_checkpoint, named_checkpoint
+from hotloop.train.checkpoint.files import manifest_text, read_manifest
 from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval
 from hotloop.train.resume import check_identity, identity
 
@@ -58,15 +58,18 @@ def damage(path: Path, kind: str) -> None:
             change_manifest(path, files=["state.pt"])
         case "no file":
             change_manifest(path, files={})
+        case "manifest changed":
+            manifest = (path / "manifest.json").read_text()
+            (path / "manifest.json").write_text(manifest.replace('"tensors": []', '"tensors": [0]'))
 
 
 DAMAGES = ["flipped bit", "cut", "empty", "gone", "manifest gone", "manifest cut", "manifest odd"]
-DAMAGES += ["manifest no text", "manifest deep", "files odd", "no file"]
+DAMAGES += ["manifest no text", "manifest deep", "files odd", "no file", "manifest changed"]
 
 
 def change_manifest(path: Path, **changes: object) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    manifest = read_manifest((path / "manifest.json").read_bytes())
+    (path / "manifest.json").write_text(manifest_text({**manifest, **changes}))
 
 
 def listing(folder: Path) -> list[str]:

@@ -1,11 +1,10 @@
 """Checkpoints that are whole or not there.
 
 A checkpoint is a directory, `epoch-0003-step-00000120/`: `part-*.safetensors` with the large tensors, `state.pt` with
-everything else, and `manifest.json` with size and SHA-256 of each file. It is written under a temporary name, fsynced
-and renamed, and verified before it is loaded.
+everything else, and `manifest.json` with size and SHA-256 of each file, and its own. It is written under a temporary
+name, fsynced and renamed, and verified before it is loaded.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.files import recover
 from hotloop.train.checkpoint import files
-from hotloop.train.checkpoint.files import FORMAT, MANIFEST, STATE, Position, Share
+from hotloop.train.checkpoint.files import FORMAT, MANIFEST, STATE, Position, Share, read_manifest
 from hotloop.train.checkpoint.hashes import Hashes, hash_files
 from hotloop.train.checkpoint.parts import State, join, read_whole
 from hotloop.train.checkpoint.saving import Saver, Saving
@@ -208,7 +207,7 @@ def verify_checkpoint(path: Path) -> Position:
 def _manifest(path: Path, hashes: Hashes | None) -> dict[str, Any]:
     """The manifest of a checkpoint; with `hashes`, one whose files are as it says."""
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_manifest((path / MANIFEST).read_bytes())
         if manifest["format"] not in (1, FORMAT):
             raise CheckpointError(f"{path} is of format {manifest['format']}", f"this hotloop reads {FORMAT}", _OTHER)
         int(manifest["epoch"]), int(manifest["step"]), manifest["files"][STATE]

@@ -145,7 +145,7 @@ def _publish(temporary: Path, plan: Plan, of: int) -> None:
     path, files = Path(plan.path), dict[str, Any]()
     for number in range(of):
         files |= _awaited(temporary, number, plan.limit_seconds)
-    write_atomic(temporary / MANIFEST, json.dumps({"format": FORMAT, **plan.manifest, "files": files}) + "\n")
+    write_atomic(temporary / MANIFEST, manifest_text({"format": FORMAT, **plan.manifest, "files": files}))
     finish_directory(path)
     for left in path.glob(".share-*"):  # not before: who goes on for a killed writer needs them
         left.unlink()
@@ -167,6 +167,27 @@ def _awaited(temporary: Path, number: int, limit_seconds: float) -> dict[str, An
         time.sleep(_LOOK_SECONDS)
     described: dict[str, Any] = json.loads(file.read_text())
     return described
+
+
+def manifest_text(content: Mapping[str, Any]) -> str:
+    """Of a manifest that says this, and the SHA-256 of it."""
+    return json.dumps({**content, "sha256": _digest(content)}) + "\n"
+
+
+def read_manifest(text: bytes) -> dict[str, Any]:
+    """What a manifest says; those of earlier versions have no SHA-256.
+
+    Raises:
+        TypeError, ValueError: it is no manifest, or not as it was written.
+    """
+    content: dict[str, Any] = json.loads(text)
+    if content.pop("sha256", None) not in (None, _digest(content)):
+        raise ValueError(f"{MANIFEST} is not as it was written: its SHA-256 is another")
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def describe(file: Path) -> dict[str, Any]:
