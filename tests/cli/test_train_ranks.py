@@ -40,6 +40,8 @@ def test_two_train_what_one_would(hotloop: Command, job: Path) -> None:
     assert losses(job.parent / "two") == pytest.approx(losses(job.parent / "one"), rel=1e-4)
     alone = json.loads((job.parent / "one/result.json").read_text())["metrics"]
     assert result["metrics"] == pytest.approx(alone, rel=1e-4)
+    again = hotloop("train", "job.toml", "--set", "run.dir=two", *TWO, expect=0)
+    assert (again.out + again.err).count("has finished its") == 1
 
 
 def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(hotloop: Command, job: Path) -> None:

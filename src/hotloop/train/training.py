@@ -254,8 +254,9 @@ class _Training:
         progress = restore(loaded, parts.step) if loaded else Progress()
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
-            epochs = count(progress.epoch, "epoch")
-            parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")
+            if parts.world.first:
+                epochs = count(progress.epoch, "epoch")
+                parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")
             return before
         if parts.world.first:
             parts = replace(parts, history=parts.run.note_start(time.time(), os.environ.get(LAUNCHED, "")))
