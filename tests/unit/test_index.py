@@ -1,9 +1,12 @@
 """Lists of many files: kept in an index, found anew when something changed."""
 
+import fcntl
 import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread, current_thread
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -135,6 +138,38 @@ def test_without_a_place_for_it_there_is_no_index(tmp_path: Path, cache: Path) -
     (tmp_path / "file").write_text("")
     listing = Listing(Texts.of(["a"]), Column(np.zeros(1, np.int32)), ("x",), {})
     assert indexed(tmp_path, lambda: listing, cache=tmp_path / "file") is listing
+
+
+def test_one_that_is_being_written_is_left_to_who_began(
+    cache: Path, make_images: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the ranks of a job do, a second reader comes when the first has begun to write."""
+    folder, write, lock = str(make_images(classes=2, each=2)), Column.write, fcntl.flock
+    found, waits_or_done = [], Event()
+
+    def second() -> None:
+        found.append(find_images(folder))
+        waits_or_done.set()
+
+    def locked(file: BinaryIO, how: int) -> None:
+        if current_thread() is other:
+            waits_or_done.set()
+        lock(file, how)
+
+    def begun(column: Column, file: Path) -> None:
+        if not other.ident:
+            other.start()
+            waits_or_done.wait()
+        write(column, file)
+
+    other = Thread(target=second)
+    monkeypatch.setattr(fcntl, "flock", locked)
+    monkeypatch.setattr(Column, "write", begun)
+    found.append(find_images(folder))
+    other.join()
+    files = {images.labels.file for images in found}
+    assert len(files) == 1, "both map the same"
+    assert Path(files.pop()).is_file()
 
 
 def test_an_index_that_a_run_began_with_stays_for_a_day(cache: Path, make_images: Callable[..., Path]) -> None:

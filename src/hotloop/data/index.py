@@ -1,5 +1,6 @@
 """What a scan of many files found, kept in the user's cache until something changes."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -70,7 +71,14 @@ def _open(columns: Path, newest: Mapping[str, Any]) -> Listing:
 
 
 def _write(folder: Path, listing: Listing) -> Listing:
+    """One process at a time: the ranks of a job and the runs of a sweep begin together, and find the same."""
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _write_alone(folder, listing)
+
+
+def _write_alone(folder: Path, listing: Listing) -> Listing:
     newest: dict[str, Any] = {
         "digest": listing.digest(),
         "classes": listing.classes,
