@@ -87,6 +87,25 @@ def test_a_folder_with_something_in_it_stays_as_it_is(make_images: Callable[...,
     assert (tmp_path / "out/000000.tar").read_bytes() == before
 
 
+def test_what_a_link_leads_to_is_filled(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "large-disk").mkdir()
+    (tmp_path / "out").symlink_to("large-disk")
+    pack_images(find_images(str(make_images(classes=2, each=1))), tmp_path / "out", PackSettings(), 0)
+    assert (tmp_path / "out").is_symlink()
+    assert [file.name for file in (tmp_path / "large-disk").iterdir()] == ["000000.tar"]
+
+
+def test_the_folder_one_is_in_is_refused(
+    make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = find_images(str(make_images(classes=2, each=1)))
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    for name in (".", str(tmp_path / "out")):
+        with pytest.raises(InputError, match="is the folder that you are in"):
+            pack_images(images, Path(name), PackSettings(), 0)
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_nothing_that_looks_like_all_of_it(
     make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException

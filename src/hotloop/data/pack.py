@@ -108,10 +108,13 @@ def check_folder(folder: Path) -> None:
     """See whether images can be packed into a folder.
 
     Raises:
-        InputError: it is there and not empty.
+        InputError: it is there and not empty, or it is the folder that this process is in.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty", "packing makes the folder anew", "name another folder, or remove it")
+    if folder.exists() and folder.samefile("."):  # another folder of its name would take its place
+        what = f"{folder} is the folder that you are in"
+        raise InputError(what, "packing makes the folder anew", "name another folder, or a new one in it")
 
 
 def pack_images(
@@ -124,9 +127,10 @@ def pack_images(
     the number of workers. The folder is there when all is in it, and not before.
 
     Raises:
-        InputError: the folder is there and not empty.
+        InputError: the folder is there and not empty, or it is the folder that this process is in.
     """
     check_folder(folder)
+    folder = folder.resolve()  # a link to another disk stays, and what it leads to is filled
     folder.parent.mkdir(parents=True, exist_ok=True)
     largest = max(256, images.most_bytes())
     data = _Encoded(images, settings, {"content": largest})
