@@ -82,6 +82,10 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "null.jsonl").write_text('{"path": "a.png", "label": null}')
     lists = '{"path": "a.png", "label": ["cat", "dog"]}\n{"path": "b.png", "label": "cat"}'
     (folder / "several.jsonl").write_text(lists)
+    (folder / "half.jsonl").write_text('{"path": "\\ud83d.png", "label": "a"}')  # of a pair of surrogates
+    write_image(folder / "linked/a/a.png", 0)
+    write_image(folder / "linked/b/b.png", 0)
+    (folder / "linked/c").symlink_to("/nowhere/c")
     (folder / "blank.jsonl").write_text('{"path": "a.png", "label": ""}')
     return {
         "missing": (str(folder / "nowhere"), "no data at"),
@@ -99,12 +103,14 @@ def bad_data(folder: Path) -> dict[str, tuple[str, str]]:
         "extra column": (str(folder / "extra.csv"), "line 2 has more columns than the first line"),
         "null label": (str(folder / "null.jsonl"), "line 1"),
         "several labels": (str(folder / "several.jsonl"), "line 1"),
+        "half a character": (str(folder / "half.jsonl"), "line 1"),
+        "link to nowhere": (str(folder / "linked"), "c is a link that leads nowhere"),
         "blank label": (str(folder / "blank.jsonl"), "line 1"),
     }
 
 
 KINDS = ["missing", "one class", "empty class", "no class", "columns", "no label", "empty list"]
-KINDS += ["column twice", "another place", "several labels"]
+KINDS += ["column twice", "another place", "several labels", "half a character", "link to nowhere"]
 KINDS += ["latin jsonl", "latin csv", "open quote", "extra column", "null label", "blank label"]
 
 

@@ -60,6 +60,16 @@ def test_one_shard_is_a_data_set_too(tmp_path: Path) -> None:
     assert len(find_images(str(tmp_path / "part-001.tar"))) == 4
 
 
+def test_what_macos_puts_beside_each_file_is_left_out(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(2):
+            for name, content in ((f"{number}.png", b"x"), (f"{number}.cls", str(number).encode())):
+                add(tar, f"./._{name}", b"attributes")
+                add(tar, f"./{name}", content)
+    images = find_images(str(tmp_path / "a.tar"))
+    assert list(images.names) == ["a.tar/./0.png", "a.tar/./1.png"]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_from_shards_are_those_from_files(tmp_path: Path, workers: int) -> None:
     names = write_shards(tmp_path / "shards")
@@ -131,6 +141,9 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
     with tarfile.open(folder / "dotted.tar", "w") as tar:
         add(tar, "my.photo.png", b"x")
         add(tar, "my.cls", b"1")
+    (folder / "linked").mkdir()
+    for name in ("a.tar", "b.tar"):
+        (folder / "linked" / name).symlink_to(folder / "good/part-000.tar" if name == "a.tar" else "/nowhere/b.tar")
     return {
         "compressed": (str(folder / "a.tar.gz"), "is compressed"),
         "missing": (str(folder / "good/part-{000..003}.tar"), "part-002.tar"),
@@ -148,11 +161,12 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
         "dotted": (str(folder / "dotted.tar"), "my.photo.png is not taken for an image"),
         "empty": (str(folder / "empty.tar"), "has 0 classes"),
         "absent": (str(folder / "absent.tar"), "no shard"),
+        "link to nowhere": (str(folder / "linked"), "b.tar is no file"),
     }
 
 
 KINDS = ["compressed", "missing", "broken", "cut", "header", "boundary", "joined", "twice", "link", "many"]
-KINDS += ["reversed", "unlabelled", "vague", "dotted", "empty", "absent"]
+KINDS += ["reversed", "unlabelled", "vague", "dotted", "empty", "absent", "link to nowhere"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -264,7 +264,12 @@ def _folder(root: str, watched: dict[str, str]) -> Iterable[tuple[str, str]]:
     """Names relative to the root and their class; `watched` gets the folders on the way."""
     for name in sorted(os.listdir(root)):
         folder = os.path.join(root, name)
-        if name.startswith(".") or not os.path.isdir(folder) or _leads_up(folder):
+        if name.startswith("."):
+            continue
+        if os.path.islink(folder) and not os.path.lexists(os.path.realpath(folder)):
+            what = f"{folder} is a link that leads nowhere"
+            raise InputError(what, "its class would be missing", f"mount what it leads to, or: rm {folder}")
+        if not os.path.isdir(folder) or _leads_up(folder):
             continue
         files = sorted(_files(folder, watched))
         if not files:
@@ -359,6 +364,7 @@ def _jsonl(file: Path) -> Iterable[tuple[str, str]]:
                 raise ValueError("path or label is empty")
             if isinstance(row["label"], list | dict):  # its text would become a class of its own
                 raise ValueError("label is no text and no number: an image has one class")
+            str(row["path"]).encode(errors="surrogateescape")  # "\\ud83d", half a character, is in no file's name
             yield str(row["path"]), str(row["label"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(

@@ -33,7 +33,7 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
     a folder that holds files of one of these kinds and no folders. None if it means no shards.
 
     Raises:
-        InputError: they are compressed or of both kinds, or one of a range is not there.
+        InputError: they are compressed or of both kinds, or one of them is not there.
     """
     path = Path(location)
     if location.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")):
@@ -41,12 +41,15 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
         raise InputError(f"{location} is compressed", cause, "unpack it to a .tar: JPEG gains nothing by it")
     if path.is_dir():
         entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
-        names = sorted(entry.name for entry in entries if entry.name.endswith(_KINDS) and entry.is_file())
+        names = sorted(entry.name for entry in entries if entry.name.endswith(_KINDS) and not entry.is_dir())
         if not names or any(entry.is_dir() for entry in entries):
             return None
         if len({Path(name).suffix for name in names}) > 1:
             cause = "they may hold the same images"
             raise InputError(f"{location} holds .tar and .parquet files", cause, "keep those to train on in one folder")
+        if absent := [path / name for name in names if not (path / name).is_file()]:
+            cause = "it is a link that leads nowhere, or a pipe: its images would be missing"
+            raise InputError(f"{absent[0]} is no file", cause, f"mount what it leads to, or: rm {absent[0]}")
         _check_parts(location, names)
         return location, names
     if path.suffix not in _KINDS:
@@ -135,6 +138,8 @@ def _images(base: str, name: str, suffixes: frozenset[str], open_shard: Callable
         with open_shard(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in _members(tar, path, file):
                 folder, _, last = member.name.rpartition("/")
+                if last.startswith("."):  # macOS puts ._1.jpg beside 1.jpg
+                    continue
                 stem, _, suffix = last.partition(".")
                 parts = members.setdefault(f"{folder}/{stem}", {})
                 if suffix.lower() in parts:
