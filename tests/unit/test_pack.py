@@ -95,6 +95,18 @@ def test_what_a_link_leads_to_is_filled(make_images: Callable[..., Path], tmp_pa
     assert [file.name for file in (tmp_path / "large-disk").iterdir()] == ["000000.tar"]
 
 
+def test_two_do_not_pack_into_one_folder(make_images: Callable[..., Path], tmp_path: Path) -> None:
+    images, out = find_images(str(make_images(classes=2, each=3))), tmp_path / "out"
+
+    def second(done: int) -> None:
+        with pytest.raises(InputError, match="another process packs into"):
+            pack_images(images, out, PackSettings(side=4), 0)
+
+    assert pack_images(images, out, PackSettings(), 0, second).images == 6
+    assert contents(find_images(str(out))) == contents(images)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
+
+
 def test_the_folder_one_is_in_is_refused(
     make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

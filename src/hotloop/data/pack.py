@@ -1,9 +1,11 @@
 """Images into tar shards: a few large files in place of a million small ones."""
 
+import fcntl
 import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,7 +129,8 @@ def pack_images(
     the number of workers. The folder is there when all is in it, and not before.
 
     Raises:
-        InputError: the folder is there and not empty, or it is the folder that this process is in.
+        InputError: the folder is there and not empty, it is the folder that this process is in, or another process
+            packs into it.
     """
     check_folder(folder)
     folder = folder.resolve()  # a link to another disk stays, and what it leads to is filled
@@ -137,7 +140,7 @@ def pack_images(
     batch = min(len(images), max(1, min(64, _BATCH_BYTES // largest)))
     packed = Packed()
     loaders = Loaders([(data, LoaderSettings(batch, settings.seed, on_damaged="raise"))], workers)
-    with loaders as (loader,), new_directory(folder) as temporary:
+    with _alone(folder), loaders as (loader,), new_directory(folder) as temporary:
         entries = _entries(loader.batches(), images, packed, progress)
         entry = next(entries, None)
         while entry:
@@ -149,6 +152,25 @@ def pack_images(
             packed.shards.append(name)
             packed.size_bytes += (temporary / name).stat().st_size
     return packed
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from packing into a folder: both would write under the same temporary name."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with lock.open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = f"another process packs into {folder}"
+            raise InputError(what, "a folder is made by one", "wait for it, or name another folder") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            check_folder(folder)  # another may just have ended
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _add(tar: tarfile.TarFile, key: str, suffix: str, content: bytes, label: int, name: str) -> None:
