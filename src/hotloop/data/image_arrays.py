@@ -80,9 +80,9 @@ def _renumbered(location: str, labels: np.ndarray, named: tuple[str, ...], class
     if unknown or (len(labels) and not 0 <= labels.min() <= labels.max() < len(named)):
         cause = f"the training data has no class {unknown[0]}" if unknown else f"it names {len(named)} classes"
         raise InputError(f"{location}: labels and classes do not fit", cause, _FIX)
-    if alike := [name for name in named if classes.count(name) > 1]:
+    if alike := [name for name in named if max(classes.count(name), named.count(name)) > 1]:
         what = f'{location}: which class "{alike[0]}" is meant cannot be told'
-        cause = "several of the training data have that name, and the order of the names is another here"
+        cause = "several have that name, and the names are not those of the training data in their order"
         raise InputError(what, cause, "give all classes the same order in both, or names of their own")
     numbers: np.ndarray = np.array([classes.index(name) for name in named])
     renumbered: np.ndarray = numbers[labels]
