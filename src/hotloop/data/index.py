@@ -19,7 +19,7 @@ _FROM = 10_000
 """Files from which an index is written; fewer are found again in milliseconds. Of shards it is always written."""
 _SETTLED_NS = 2 * 10**9
 """Nanoseconds that a folder must have been left alone before the scan: its time of change may be as coarse as that."""
-_KEY = "6 "
+_KEY = "7 "
 """Another one for other rules of what is found."""
 _KEPT_SECONDS = 24 * 3600.0
 """How long an index that is no longer the newest stays, for runs that began with it."""
