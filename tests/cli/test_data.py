@@ -137,6 +137,15 @@ def test_names_break_no_lines(hotloop: Command, make_images: Callable[..., Path]
     assert found["damaged"][0]["path"] == f"images/class0/{name}"
 
 
+def test_the_most_pixels_are_said(hotloop: Command, make_images: Callable[..., Path]) -> None:
+    make_images("images", each=4)
+    make_images("images", classes=1, each=1, size=20)
+    for command in (("check", "images"), ("pack", "images", "shards")):
+        done = hotloop("data", *command, "--workers", "0", "--max-pixels", "256", expect=1)
+        line = "  images/class0/000.png: 20 x 20 is 400 pixels; the limit is 256 (max_pixels)"
+        assert line in done.out.splitlines()
+
+
 def test_shards_do_not_become_a_class_of_what_they_are_made_of(
     hotloop: Command, make_images: Callable[..., Path]
 ) -> None:

@@ -20,6 +20,10 @@ _SHOWN = 8
 """Files of each kind that are named on the screen."""
 
 
+_MAX_PIXELS = click.option("--max-pixels", type=click.IntRange(1), default=100_000_000, show_default=True,
+                           help="An image of more counts as damaged.")  # fmt: skip
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def data() -> None:
     """Look into data sets, and pack them."""
@@ -29,8 +33,7 @@ def data() -> None:
 @click.argument("locations", nargs=-1, required=True, metavar="LOCATION...")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with pictures.")
 @click.option("--workers", type=click.IntRange(0, 256), help="Processes that read.  [default: one a processor]")
-@click.option("--max-pixels", type=click.IntRange(1), default=100_000_000, show_default=True,
-              help="An image of more counts as damaged.")  # fmt: skip
+@_MAX_PIXELS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(locations: tuple[str, ...], page: Path | None, workers: int | None, max_pixels: int, as_json: bool) -> int:
     """Read every image once and say what is wrong.
@@ -79,11 +82,12 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
 @click.option("--shard-mib", type=click.IntRange(1), default=256, show_default=True, help="Size of a shard.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order.")
 @click.option("--workers", type=click.IntRange(0, 256), help="Processes that read.  [default: one a processor]")
+@_MAX_PIXELS
 @click.option("--dry-run", is_flag=True, help="Say what would be packed, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pack(
     location: str, to: str, side: int | None, quality: int, shard_mib: int, seed: int, workers: int | None,
-    dry_run: bool, as_json: bool,
+    max_pixels: int, dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the images at LOCATION into tar shards in FOLDER.
 
@@ -112,7 +116,7 @@ def pack(
         size = sum(images.size_bytes(number) for number in range(len(images)))
         packed = Packed(images=len(images), size_bytes=size)
     else:
-        settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed)
+        settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed, max_pixels)
         processes = read_machine().cpus if workers is None else workers
         with ended_by_signals(), _Bar(len(images)) as bar:
             try:
