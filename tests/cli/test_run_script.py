@@ -222,6 +222,22 @@ def test_a_child_that_trains_is_accelerated_and_tells_so(script: Path, hotloop: 
     assert summary(script.parent)["accelerations"]["loader"]["state"] == "on"
 
 
+def test_an_optimizer_without_weights_is_none_that_trains(script: Path, hotloop: Command) -> None:
+    write(script, steps=40)
+    idle = "idle = torch.optim.SGD([{'params': []}], lr=0.1)\n    idle.step()\n    done, seen = 0, []"
+    script.write_text(script.read_text().replace("done, seen = 0, []", idle))
+    assert accelerated(hotloop).out == plain(script)
+    assert summary(script.parent)["steps"] == 48
+
+
+def test_a_compiled_model_hears_of_no_hooks_but_the_scripts_own(script: Path, hotloop: Command) -> None:
+    write(script, steps=40)
+    compiled = "import warnings; warnings.simplefilter('error'); model = torch.compile(model, backend='eager')"
+    text = script.read_text().replace("done, seen = 0, []", f"{compiled}\n    done, seen = 0, []")
+    script.write_text(text.replace("print(", "print(len(warnings.filters), "))
+    assert accelerated(hotloop).out == plain(script)
+
+
 def test_a_script_that_ends_before_all_was_tried(script: Path, hotloop: Command) -> None:
     write(script, steps=16)
     done = accelerated(hotloop)

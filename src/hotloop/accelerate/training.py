@@ -1,8 +1,9 @@
 """What is known about a script's training, and what every acceleration looks like."""
 
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -12,6 +13,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from hotloop.accelerate.plan import Plan
 from hotloop.accelerate.ranks import Ranks
+
+_OF_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
+"""What torch warns of where a compiled module is called meanwhile."""
 
 
 @dataclass
@@ -84,11 +88,16 @@ def models_seen(training: Training) -> Iterator[None]:
         depth -= 1
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    # The hooks are none of the script's, which may make errors of warnings.
+    warnings.filterwarnings("ignore", _OF_HOOKS, UserWarning)
+    ignored, filters = warnings.filters[0], cast(list[Any], warnings.filters)
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+        with suppress(ValueError):  # the script has set its own filters meanwhile
+            filters.remove(ignored)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -71,10 +71,12 @@ class StepFinder:
 
     def _is_marked_by(self, optimizer: Any) -> bool:
         if self._optimizer is None:
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            if not weights:  # it trains nothing, as that of a model with all its layers frozen
+                return False
             self._optimizer = optimizer
             self._patches.undo()
-            device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
-            self._follower.began(device, optimizer)
+            self._follower.began(weights[0].device, optimizer)
         if optimizer is self._optimizer:
             self._other, self._others = None, 0
             return True
