@@ -131,8 +131,11 @@ def test_a_script_may_go_on(script: Path, hotloop: Command) -> None:
             [],
             "caught",
         ),
+        ("sys.stderr.close(); main()", "pass", [], ""),
+        ("sys.stderr = None; main()", "pass", [], ""),
+        ("torch.optim.SGD([{'params': []}], lr=0.1).step(); main()", "pass", [], ""),
     ],
-    ids=["argv", "thread", "caught"],
+    ids=["argv", "thread", "caught", "closed", "no errors", "idle optimizer"],
 )
 def test_unusual_scripts_are_profiled(
     script: Path, hotloop: Command, call: str, extra: str, arguments: list[str], expected: str

@@ -3,7 +3,6 @@
 import atexit
 import json
 import os
-import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from hotloop.accelerate.termination import save_on_sigterm
 from hotloop.accelerate.training import Switch, Training, models_seen
 from hotloop.accelerate.waiting import Batches, ImageFolder, LoaderWorkers, Prefetch
 from hotloop.attach.activity import Activity
-from hotloop.attach.inside import Attachment
+from hotloop.attach.inside import Attachment, tell
 from hotloop.attach.live import PublishedScript
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.core.process import most_resident_bytes
@@ -307,7 +306,7 @@ class Runner:
         blamed = (name, "image_folder") if name == "loader" else (name,)
         for each in (one for one in blamed if one in self._told and self._told[one].state == ON):
             self._take_back(each, FAILED, why)
-            sys.stderr.write(f"hotloop: {each} was undone: {why}\n")
+            tell(f"{each} was undone: {why}")
 
     def _leave(self) -> None:
         if self._ended or os.getpid() != self._process:

@@ -50,6 +50,12 @@ def start() -> None:
         when_imported(imported, partial(_begin, entry, attachment))
 
 
+def tell(text: str) -> None:
+    """Write a line to the script's error output, if it has not closed it."""
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"hotloop: {text}\n")
+
+
 def _begin(entry: str, attachment: Attachment, imported: ModuleType) -> None:
     module, _, name = entry.partition(":")
     try:

@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any, NoReturn
 
 from hotloop.attach.activity import Activity
-from hotloop.attach.inside import Attachment
+from hotloop.attach.inside import Attachment, tell
 from hotloop.attach.live import PublishedScript
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.profile.ablations import Ablations
@@ -199,7 +199,7 @@ class Watch:
 
     def _tell(self, text: str) -> None:
         if self._measured.rank == 0 and self._plan.progress:
-            sys.stderr.write(f"hotloop: {text}\n")
+            tell(text)
 
     def _look_at_waits(self) -> Steps:
         """Time each wait in a few steps; in those that are watched only if that costs next to nothing."""
@@ -407,6 +407,7 @@ class Watch:
 
 
 def _exit() -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the script has closed it
+            stream.flush()
     os._exit(0)
