@@ -230,6 +230,16 @@ def test_an_optimizer_without_weights_is_none_that_trains(script: Path, hotloop:
     assert summary(script.parent)["steps"] == 48
 
 
+def test_a_script_may_have_its_tensors_made_elsewhere(script: Path, hotloop: Command) -> None:
+    """As `torch.set_default_device("cuda")` does."""
+    write(script, steps=40)
+    step = "lambda: (model(torch.ones(4, 16, device='cpu')).sum().backward(), optimizer.step())"
+    elsewhere = f"torch.set_default_device('meta')\n    for step in [{step}] * 40: step()\n    print('trained'); return"
+    script.write_text(script.read_text().replace("done, seen = 0, []", elsewhere))
+    assert accelerated(hotloop).out == "trained\n"
+    assert summary(script.parent)["steps"] == 40
+
+
 def test_a_compiled_model_hears_of_no_hooks_but_the_scripts_own(script: Path, hotloop: Command) -> None:
     write(script, steps=40)
     compiled = "import warnings; warnings.simplefilter('error'); model = torch.compile(model, backend='eager')"

@@ -48,7 +48,7 @@ class PublishedScript:
         self._scaled: tuple[Callable[[], Any], Any] = (lambda: None, None)
         self._loss: Any = None
         on_gpu = device.type == "cuda"
-        self._host = torch.empty((), dtype=torch.float32, pin_memory=on_gpu)
+        self._host = torch.empty((), dtype=torch.float32, device="cpu", pin_memory=on_gpu)
         self._shown = self._host.numpy()  # as it is read without a function of torch's, which may be watched
         self._copied = torch.cuda.Event() if on_gpu else None
         self._copying = False
