@@ -6,6 +6,7 @@ from importlib import import_module
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
+from hotloop.attach.inside import tell
 from hotloop.attach.patches import Patches
 
 _BACKWARDS = 20
@@ -20,7 +21,7 @@ _MOST_WARM_UP, _MOST_WARM_UP_SECONDS = 60, 60.0
 
 
 class Follower(Protocol):
-    """What is told about steps. What it raises reaches the script."""
+    """What is told about steps. What it raises reaches the script, but for errors of `began`, which end the telling."""
 
     def began(self, device: Any, optimizer: Any) -> None:
         """The first step has ended; this is the device of what is trained. `optimizer` is None where there is none."""
@@ -45,15 +46,16 @@ class StepFinder:
         self._backwards = 0
         self._patches = Patches()
         self._patches.replace(torch.Tensor, "backward", self._watch_backward)
-        self._hook = import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._optimizer_stepped)
+        self._stopped = False
+        import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._optimizer_stepped)
 
     def stop(self) -> None:
-        """Tell no more."""
+        """Tell no more. The hook stays: torch does not let one remove hooks while it calls them."""
         self._patches.undo()
-        self._hook.remove()
+        self._stopped = True
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._is_marked_by(optimizer):
+        if not self._stopped and self._is_marked_by(optimizer):
             self._follower.stepped()
 
     def _watch_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,12 +64,22 @@ class StepFinder:
             if self._optimizer is not None:
                 return
             self._backwards += 1
-            if self._backwards == _BACKWARDS:
-                self._follower.began(tensor.device, None)
+            if self._backwards == _BACKWARDS and not self._begin(tensor.device, None):
+                return
             if self._backwards >= _BACKWARDS:
                 self._follower.stepped()
 
         return backward
+
+    def _begin(self, device: Any, optimizer: Any) -> bool:
+        """Whether the follower follows; the script goes on if it cannot."""
+        try:
+            self._follower.began(device, optimizer)
+        except Exception as error:
+            self.stop()
+            tell(f"this training is not followed: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def _is_marked_by(self, optimizer: Any) -> bool:
         if self._optimizer is None:
@@ -76,7 +88,8 @@ class StepFinder:
                 return False
             self._optimizer = optimizer
             self._patches.undo()
-            self._follower.began(weights[0].device, optimizer)
+            if not self._begin(weights[0].device, optimizer):
+                return False
         if optimizer is self._optimizer:
             self._other, self._others = None, 0
             return True
