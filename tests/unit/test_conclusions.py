@@ -156,6 +156,29 @@ def test_nothing_is_said_of_what_costs_nothing() -> None:
     assert findings(evidence(made, {"cached_batch": 0.001, "no_sync": -0.02}, compute=0.99, other=0.01)) == ()
 
 
+@pytest.mark.parametrize(
+    ("waits", "seen", "gain"),
+    [(1, 80, 0.55), (512, 80, 0.8), (512, 40, 0.55), (512, 99, 0.95)],
+)
+def test_a_line_that_waits_again_and_again_can_be_saved_as_a_whole(waits: int, seen: int, gain: float) -> None:
+    """Reading all at once saves the loop too; but the GPU's own work remains."""
+    watched = replace(block("watched", 1.0), lines={"train.py:3": seen, "train.py:4": 1}, looks=100)
+    made = measured(watched, device="cuda", sync_lines={"train.py:3 item": 0.5}, waits=float(waits))
+    found = findings(evidence(made, {"no_sync": 0.55}, sync=0.95, compute=0.05))
+    assert [(one.id, one.gain_at_most) for one in found] == [("sync", pytest.approx(gain))]
+    assert ("a step waits 512 times" in found[0].evidence) == (waits > 1)
+
+
+def test_what_a_compiled_model_saves_is_its_own_python_too() -> None:
+    watched = replace(block("watched", 1.0), lines={"model.py:3": 30, "train.py:4": 10}, looks=100, in_models=30)
+    found = findings(evidence(measured(watched, device="cuda"), launch=0.7, other=0.2, compute=0.1))
+    assert [(one.id, one.gain_at_most) for one in found] == [
+        ("launch", pytest.approx(0.7 + 0.75 * 0.2)), ("other.python", pytest.approx(0.2)),
+    ]  # fmt: skip
+    on_cpu = findings(evidence(measured(watched), other=0.2, compute=0.8))
+    assert [one.id for one in on_cpu] == ["other.python"]
+
+
 def test_what_gains_most_comes_first() -> None:
     made = measured(
         block("watched", 1.0, compiling=0.3),

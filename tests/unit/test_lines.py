@@ -6,6 +6,8 @@ import threading
 import time
 from pathlib import Path
 
+import torch
+
 from hotloop.profile.lines import Lines
 
 DATA = bytes(4096)
@@ -29,3 +31,19 @@ def test_pythons_own_lines_are_seen_and_not_the_call_after_them() -> None:
     text = Path(__file__).read_text().splitlines()
     line = next(number for number, one in enumerate(text, 1) if "range(40_000)" in one)
     assert seen[f"{__file__}:{line}"] > 0.7 * sum(seen.values())
+
+
+def test_what_runs_inside_of_a_module_is_told_apart() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rounds(0.5)
+            return x
+
+    found = []
+    for call in (Model(), rounds):
+        with Lines(threading.get_ident()) as lines:
+            call(0.5)
+        found.append(lines.in_models / sum(lines.most_common().values()))
+        assert lines.looks >= sum(lines.most_common().values())
+    assert found[0] > 0.9
+    assert found[1] == 0

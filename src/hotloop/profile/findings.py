@@ -15,6 +15,8 @@ _BUSY = 0.7
 """Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
 _MOST_WORKERS = 16
 """That are advised: each is a process, of some hundred megabytes."""
+_MANY = 8
+"""Waits a step from which on what else their line does, to make values of a tensor, counts as well."""
 _WAITED = 0.1
 """Share of a step from which on waiting for batches has a cause worth looking for."""
 
@@ -155,23 +157,31 @@ def _sync(evidence: Evidence) -> Iterator[Finding]:
         return
     where, _, call = lines[0][0].rpartition(" ")
     named = ", ".join(f"{line} {format_seconds(seconds)}" for line, seconds in lines[:3])
-    yield Finding(
-        "sync",
-        "the host waits for the GPU, which then waits for the host",
-        f"{share:.0%} of a step the GPU rests after such a wait; the longest: {named}",
+    told = f"{share:.0%} of a step the GPU rests after such a wait; the longest: {named}"
+    gain, fix = (
         share if measured is None else max(0.0, measured),
-        f"keep values on the device and read them every 50 steps ({call} waits each time)",
-        where,
+        "keep values on the device and read them every 50 steps",
     )
+    if evidence.measured.waits >= _MANY and evidence.watched.looks:
+        whole = evidence.watched.lines.get(where, 0) / evidence.watched.looks
+        gain = max(gain, min(whole, 1 - evidence.shares["compute"]))
+        told += f"; a step waits {evidence.measured.waits:.0f} times, and that line takes {whole:.0%} of it"
+        fix = "read all values of a tensor at once, by tolist(), or every 50 steps"
+    yield Finding(
+        "sync", "the host waits for the GPU, which then waits for the host", told, gain,
+        f"{fix} ({call} waits each time)", where,
+    )  # fmt: skip
 
 
 def _launch(evidence: Evidence) -> Iterator[Finding]:
-    share = evidence.shares["launch"]
+    share, own = evidence.shares["launch"], sum(evidence.watched.lines.values())
+    models = evidence.shares["other"] * evidence.watched.in_models / own if share and own else 0.0
+    and_models = f", and {models:.0%} while it runs the model's own Python" if models >= _WORTH_SAYING else ""
     yield Finding(
         "launch",
         "the host launches kernels more slowly than the GPU runs them",
-        f"{share:.0%} of a step the GPU rests while the host is at work inside of torch",
-        share,
+        f"{share:.0%} of a step the GPU rests while the host is at work inside of torch{and_models}",
+        share + models,
         'model = torch.compile(model, mode="reduce-overhead"), or larger batches',
     )
 

@@ -15,7 +15,7 @@ _MOST = 0.01
 # A thread that runs Python lets others look after CPython's 5 ms, or where it calls what works without its lock: of 8
 # ms of Python one look of three saw something, and the others the first call of torch after them.
 _SWITCH_SECONDS = 0.0002
-_TORCH = "/torch/"
+_TORCH, _MODULE = "/torch/", "/torch/nn/modules/module.py"
 
 _PACKAGE = str(Path(__file__).parents[1])
 _PACKAGES = ("/site-packages/", "/dist-packages/")
@@ -52,6 +52,13 @@ class Places:
         return known
 
 
+def _is_in_model(frame: FrameType | None) -> bool:
+    """Whether what runs was called by a module."""
+    while frame and not frame.f_code.co_filename.endswith(_MODULE):
+        frame = frame.f_back
+    return frame is not None
+
+
 @cache
 def _is_own(name: str) -> bool:
     """Whether a file is the user's own."""
@@ -67,10 +74,13 @@ class Lines:
 
     Attributes:
         seconds: of a processor that looking has taken.
+        looks: how often it has.
+        in_models: of those that saw a line, while a module was being called.
     """
 
     def __init__(self, thread: int) -> None:
         self.seconds = 0.0
+        self.looks = self.in_models = 0
         self._counts: Counter[str] = Counter()
         self._thread = thread
         self._ended = threading.Event()
@@ -98,8 +108,10 @@ class Lines:
         pause, used = _EVERY_SECONDS, 0.0
         while not self._ended.wait(pause):
             frame = sys._current_frames().get(self._thread)
+            self.looks += 1
             if frame and _TORCH not in frame.f_code.co_filename and (line := script_line(frame)):
                 self._counts[line] += 1
+                self.in_models += _is_in_model(frame)
             before, used = used, time.thread_time()
             pause = max(_EVERY_SECONDS, (used - before) / _MOST)
         self.seconds += time.thread_time()

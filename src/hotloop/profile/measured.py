@@ -58,7 +58,9 @@ class Block:
     Attributes:
         name: "watched", "bare" (without any hook) or an ablation.
         queued: share of the time in which a thread of ours was ready but had no processor.
-        lines: how often a line of the script was seen at work, "FILE:LINE"; and of those, while loading.
+        lines: how often a line of the script was seen at work, "FILE:LINE".
+        looks: how often that was looked for.
+        in_models: how often a line was seen while a module was being called.
         device_seconds: of each step by the GPU's own events; empty on a CPU.
         own: seconds of the host a step that our stand-ins took.
     """
@@ -67,6 +69,8 @@ class Block:
     steps: tuple[StepTime, ...]
     queued: float = 0.0
     lines: Mapping[str, int] = field(default_factory=dict)
+    looks: int = 0
+    in_models: int = 0
     device_seconds: tuple[float, ...] = ()
     own: float = 0.0
 
@@ -89,6 +93,7 @@ class Measured:
         complete: whether all blocks that were planned have been measured.
         unseen: what could not be measured, and why.
         sync_lines: seconds a step by line that waited for the GPU, "FILE:LINE CALL".
+        waits: how often a step waits for it.
         memory: bytes allocated and reserved, and counts a step of what the allocator did.
         facts: of torch and the model, such as threads, precision switches, modules of note.
         hooks_ratio: the part of a watched step that our own code took on the host.
@@ -107,6 +112,7 @@ class Measured:
     blocks: tuple[Block, ...] = ()
     loader: LoaderFacts | None = None
     sync_lines: Mapping[str, float] = field(default_factory=dict)
+    waits: float = 0.0
     memory: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     hooks_ratio: float = 0.0

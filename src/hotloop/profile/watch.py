@@ -207,6 +207,7 @@ class Watch:
         self._hooks.calls = 0
         steps = yield _LOOK
         calls = self._hooks.calls / len(steps)
+        self._measured = replace(self._measured, waits=calls)
         if calls * self._hooks.seconds_a_wait() > _MOST_FOR_WAITS * mean(step.seconds for step in steps):
             self._wait_lines = {line: total / len(steps) for line, total in self._hooks.sync_lines.items()}
             self._hooks.time_waits(False)
@@ -335,7 +336,7 @@ class Watch:
         watched = self._measured.block("watched")
         assert watched
         number, seconds = len(watched.steps), sum(step.seconds for step in watched.steps)
-        told = replace(watched, lines=lines.most_common())
+        told = replace(watched, lines=lines.most_common(), looks=lines.looks, in_models=lines.in_models)
         self._measured = replace(
             self._measured,
             blocks=tuple(told if one is watched else one for one in self._measured.blocks),
