@@ -59,20 +59,20 @@ class Block:
         name: "watched", "bare" (without any hook) or an ablation.
         queued: share of the time in which a thread of ours was ready but had no processor.
         lines: how often a line of the script was seen at work, "FILE:LINE".
-        looks: how often that was looked for.
-        in_models: how often a line was seen while a module was being called.
         device_seconds: of each step by the GPU's own events; empty on a CPU.
         own: seconds of the host a step that our stand-ins took.
+        looks: how often lines were looked for.
+        in_models: how often one was seen while a module was being called.
     """
 
     name: str
     steps: tuple[StepTime, ...]
     queued: float = 0.0
     lines: Mapping[str, int] = field(default_factory=dict)
-    looks: int = 0
-    in_models: int = 0
     device_seconds: tuple[float, ...] = ()
     own: float = 0.0
+    looks: int = 0
+    in_models: int = 0
 
     def plus(self, more: "Block") -> "Block":
         """With further steps under the same condition."""
