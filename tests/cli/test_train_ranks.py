@@ -14,7 +14,7 @@ import pytest
 import torch
 from command import Command
 from exporter import exporter
-from runs import SUPPORT, TOKENS_JOB, losses, rank_of, read_until, started, weights_of, write_small_job
+from runs import SUPPORT, TOKENS_JOB, folder_of, losses, rank_of, read_until, started, weights_of, write_small_job
 
 from hotloop.train.elastic import _left
 from hotloop.train.gpus import Answers
@@ -94,6 +94,24 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     waiting = next(line for line in done.err.splitlines() if "--- rank 0" in line)
     assert "last collective: gloo:" in waiting
     assert "not done" in waiting
+
+
+def test_a_second_ctrl_c_ends_all_ranks(job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n"))
+    with started(job.parent, *TWO, "--set", "model.name=line") as child:
+        read_until(child, "step")
+        ranks = [rank_of(child.pid, rank) for rank in (0, 1)]
+        child.send_signal(signal.SIGINT)
+        while not (folder_of(ranks[0]) / "stop").exists():
+            assert child.poll() is None
+        child.send_signal(signal.SIGINT)
+        child.wait(60)
+        left = [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
+        for rank in left:
+            os.kill(rank, signal.SIGKILL)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert not left, "they train on, or hang for ever, and nobody looks after them"
 
 
 def test_of_ranks_that_do_not_begin_a_cause_is_told(tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def rank_of(parent: int, rank: int) -> int:
     raise AssertionError(f"there is no rank {rank}")
 
 
+def folder_of(rank: int) -> Path:
+    """Where this rank and the process that has started it leave each other words."""
+    variables = Path(f"/proc/{rank}/environ").read_text().split("\0")
+    return Path(next(one.partition("=")[2] for one in variables if one.startswith("HOTLOOP_RANKS_FOLDER=")))
+
+
 def paced_job(epochs: int, more: str = "") -> str:
     """A job that makes its own data and waits in each step for as long as it is told: task.arguments.seconds.
 

@@ -157,6 +157,7 @@ class _Attempt:
         self._news_since = 0.0
         self._lost: Lost | None = None
         self._error: BaseException | None = None
+        self._ended = threading.Event()
         for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*"), *folder.glob(f"{PEER_LOST}-*")]:
             old.unlink()
         self._watch = Watch(folder, limit_seconds)
@@ -204,16 +205,14 @@ class _Attempt:
             agent.start()
             hung = ""
             try:
-                while agent.is_alive():
-                    agent.join(_LOOK_SECONDS)
+                while not self._ended.wait(_LOOK_SECONDS):  # an interrupted `join` takes the thread for ended
                     if not hung and (hung := self._watch.hung()):
                         _kill_ranks(self._folder)
                     if self._nodes.number > 1 and not hung and self._is_left():
-                        return self._abandoned(agent)
+                        return self._abandoned()
             except BaseException:  # a second Ctrl-C
-                while agent.is_alive():
+                while not self._ended.wait(_LOOK_SECONDS):
                     _kill_ranks(self._folder)
-                    agent.join(_LOOK_SECONDS)
                 raise
         if hung:
             raise HotloopError(hung, self._watch.report, "mend what holds it up, and start the same command again")
@@ -231,10 +230,10 @@ class _Attempt:
         self._news_since = self._news_since or time.monotonic()
         return not begun or time.monotonic() - self._news_since > _GRACE_SECONDS
 
-    def _abandoned(self, agent: threading.Thread) -> Lost:
+    def _abandoned(self) -> Lost:
         until = time.monotonic() + _ABANDON_SECONDS
         while _kill_ranks(self._folder) and time.monotonic() < until:
-            agent.join(_LOOK_SECONDS)
+            self._ended.wait(_LOOK_SECONDS)
         return Lost("ranks of another machine are gone", outside=True)
 
     def _launch(self, command: Sequence[str]) -> None:
@@ -257,6 +256,8 @@ class _Attempt:
             self._error = _not_met(nodes, self._restart, self._limit, error) if missed else error
         except BaseException as error:
             self._error = error
+        finally:
+            self._ended.set()
 
 
 def _not_met(nodes: Nodes, restart: int, limit_seconds: float, error: Exception) -> HotloopError:
@@ -298,11 +299,11 @@ def _stopped_by_signals(file: Path) -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         unfinished = file.with_suffix(".part")
         unfinished.write_text(signal.Signals(number).name)
         unfinished.replace(file)
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
     for number in heard:
