@@ -36,6 +36,8 @@ from hotloop.train.checkpoint.files import (
     write_checkpoint,
 )  # fmt: skip
 from hotloop.train.checkpoint.parts import Part, StoredTensor, header, layout_of
+from hotloop.train.checkpoint.writer import Request, Writer
+from hotloop.train.host_memory import HostMemory
 
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
 
@@ -106,6 +108,26 @@ def test_a_writer_that_is_killed_costs_no_checkpoint(checkpointer: Checkpointer)
     writer.kill()
     assert same(load_checkpoint(saving.end()).state, state())
     assert same(load_checkpoint(checkpointer.save(state(), step=3)).state, state()), "by another one"
+
+
+def test_a_writer_that_is_killed_before_it_answers_leaves_its_share_as_it_is(tmp_path: Path) -> None:
+    path, name = tmp_path / "epoch-0001-step-00000001", "part-00002-of-00002.safetensors"
+    temporary, memory, writer = start_directory(path), HostMemory(4096, locked=False, warn=print), Writer()
+    with closing(memory), closing(writer):
+        for share in (Share(0, 2), Share(1, 2)):
+            process = writer._process
+            if process:
+                os.kill(process.pid, signal.SIGSTOP)  # the share is written below, as if by it
+            request = Request(str(temporary), share, {name: [(0, 100)]} if share.number else {}, None)
+            writer.begin(request, memory.descriptor, memory.bytes.nbytes)
+            if not process:
+                assert writer.answered(memory.bytes.data, wait=True)
+        write_checkpoint(temporary, Share(1, 2), {name: [memory.bytes.data[:100]]}, None)
+        write_checkpoint(temporary, Share(0, 2), {"state.pt": [memoryview(b"")]}, Plan(str(path), {}, 1, 60))
+        assert process
+        process.kill()
+        assert writer.answered(memory.bytes.data, wait=True)
+    assert sorted(os.listdir(path)) == ["manifest.json", name, "state.pt"]
 
 
 @BOTH

@@ -115,7 +115,7 @@ def _write_share(temporary: Path, share: Share, files: Mapping[str, Iterable[mem
     """That a share is whole is the last thing to be seen; that it cannot be written is seen by who waits for it."""
     try:
         described = {name: _write(temporary / name, content) for name, content in files.items()}
-        write_atomic(temporary / _SHARE.format(share.number), json.dumps(described))
+        write_atomic(share_file(temporary, share.number), json.dumps(described))
     except OSError as error:
         for name in files:  # a full disk has no room for the next line either
             (temporary / name).unlink(missing_ok=True)
@@ -123,6 +123,11 @@ def _write_share(temporary: Path, share: Share, files: Mapping[str, Iterable[mem
             failure = {"errno": error.errno, "text": error.strerror or str(error)}
             (temporary / _FAILURE.format(share.number)).write_text(json.dumps(failure))
         raise
+
+
+def share_file(temporary: Path, number: int) -> Path:
+    """There once a process's share is whole, until the checkpoint is."""
+    return temporary / _SHARE.format(number)
 
 
 def _write(file: Path, content: Iterable[memoryview]) -> dict[str, Any]:
@@ -156,7 +161,7 @@ def _publish(temporary: Path, plan: Plan, of: int) -> None:
 
 def _awaited(temporary: Path, number: int, limit_seconds: float) -> dict[str, Any]:
     """The files of a share, once they are whole. Ranks may be on several hosts: what they share is the folder."""
-    file, failure = temporary / _SHARE.format(number), temporary / _FAILURE.format(number)
+    file, failure = share_file(temporary, number), temporary / _FAILURE.format(number)
     until = time.monotonic() + limit_seconds
     while not file.exists():
         if failure.exists() and (text := failure.read_text()):

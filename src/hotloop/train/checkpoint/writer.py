@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.train.checkpoint.files import Plan, Share, write_checkpoint
+from hotloop.train.checkpoint.files import Plan, Share, share_file, write_checkpoint
 
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>"""
@@ -90,7 +90,7 @@ class Writer:
         line, self._request = process.stdout.readline(), None
         if not line.endswith(b"\n"):
             self.close()
-            if not (request.plan and Path(request.plan.path).exists() and not Path(request.temporary).exists()):
+            if not _is_done(request):
                 carry_out(request, memory)
             return True
         answer: dict[str, Any] = json.loads(line)
@@ -113,6 +113,16 @@ class Writer:
             self._process.wait()
         self._process.stdout.close()
         self._process = None
+
+
+def _is_done(request: Request) -> bool:
+    """Whether what a killed process was asked for is there. A share must not be written anew then: the first process
+    makes the checkpoint of it meanwhile, or has given up and tells why.
+    """
+    temporary = Path(request.temporary)
+    if request.plan:
+        return Path(request.plan.path).exists() and not temporary.exists()
+    return share_file(temporary, request.share.number).exists() or not temporary.exists()
 
 
 def main(descriptor: int, parent: int) -> None:
