@@ -54,7 +54,7 @@ def test_machines_train_as_ranks_of_one_do_whatever_ends_them(
         second.send_signal(signal.SIGTERM)
         (out, err), (_, other) = first.communicate(timeout=90), second.communicate(timeout=90)
     assert (first.returncode, second.returncode) == (75, 75), err + other
-    assert "saved, as another rank's notice asked" in out
+    assert "saved, as SIGTERM asked" in out
     with machines(job.parent, "disturbed", "b", *NOISY) as (first, second):
         (out, err), (_, other) = first.communicate(timeout=120), second.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), err + other

@@ -96,6 +96,16 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     assert "not done" in waiting
 
 
+def test_all_stop_for_the_reason_that_one_has_heard(job: Path) -> None:
+    with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
+        read_until(child, "step")
+        os.kill(rank_of(child.pid, 1), signal.SIGUSR1)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert "saved, as SIGUSR1 asked" in out
+    assert json.loads((job.parent / "run/result.json").read_text())["stopped_by"] == "SIGUSR1"
+
+
 def test_a_second_ctrl_c_ends_all_ranks(job: Path) -> None:
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n"))
     with started(job.parent, *TWO, "--set", "model.name=line") as child:

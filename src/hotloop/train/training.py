@@ -269,8 +269,9 @@ class _Training:
             if loaded:
                 self._restore_random_state(loaded)
             finished = loop.run()
+            heard = [] if finished else parts.world.gathered(parts.preemption.requested)
         except StopRequested:  # of one of several ranks, while the others wait for it: nothing more can be saved
-            self._end(self._result(loop, "preempted", resumed_from), loop)
+            self._end(self._result(loop, "preempted", resumed_from, parts.preemption.requested), loop)
             raise
         except Exception as error:
             failure = self._failure(error)
@@ -278,7 +279,8 @@ class _Training:
                 self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop)
             raise failure from error
         loop.memory.mark("end")
-        result = self._result(loop, "finished" if finished else "preempted", resumed_from)
+        stopped_by = next(filter(None, heard), "")
+        result = self._result(loop, "finished" if finished else "preempted", resumed_from, stopped_by)
         self._end(result, loop)
         return result
 
@@ -320,14 +322,14 @@ class _Training:
             choices=self.choices,
         )
 
-    def _result(self, loop: Loop, status: Status, resumed_from: str, error: str = "") -> Result:
+    def _result(self, loop: Loop, status: Status, resumed_from: str, stopped_by: str = "", error: str = "") -> Result:
         progress = loop.progress
         arithmetic, samples_per_second = self.parts.arithmetic, progress.whole.samples_per_second
         # After an error of the GPU each question to it raises that error again.
         fed = DataSpeed() if status == "failed" else loop.data_meter.speed(self.parts.job)
         return Result(
             status=status,
-            stopped_by=self._stopped_by() if status == "preempted" else "",
+            stopped_by=stopped_by,
             name=self.parts.run.name,
             metrics=progress.metrics,
             epochs=progress.epoch,
@@ -355,11 +357,6 @@ class _Training:
             error=error,
             memory={name: asdict(report) for name, report in loop.memory.reports},
         )
-
-    def _stopped_by(self) -> str:
-        """Ranks stop together, and one of them may have heard of the reason before this one."""
-        parts = self.parts
-        return parts.preemption.requested or parts.world.noted("stop") or "another rank's notice"
 
     def _failure(self, error: Exception) -> Exception:
         """A failed write in words; other errors as they are."""
