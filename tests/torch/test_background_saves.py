@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,26 @@ def test_a_writer_that_is_killed_before_it_answers_leaves_its_share_as_it_is(tmp
         process.kill()
         assert writer.answered(memory.bytes.data, wait=True)
     assert sorted(os.listdir(path)) == ["manifest.json", name, "state.pt"]
+
+
+def test_who_goes_on_for_a_killed_writer_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
+    """They may wait for it within a step, each with a killed writer of its own."""
+    path = tmp_path / "epoch-0001-step-00000001"
+    temporary, memory, writer = start_directory(path), HostMemory(4096, locked=False, warn=print), Writer()
+    request = Request(str(temporary), Share(0, 2), {"state.pt": [(0, 100)]}, Plan(str(path), {}, 1, limit_seconds=0.0))
+    with closing(memory), closing(writer):
+        writer.begin(replace(request, plan=None), memory.descriptor, memory.bytes.nbytes)
+        assert writer.answered(memory.bytes.data, wait=True)
+        process = writer._process
+        assert process
+        os.kill(process.pid, signal.SIGSTOP)
+        writer.begin(request, memory.descriptor, memory.bytes.nbytes)
+        process.kill()
+        process.wait()
+        assert not writer.answered(memory.bytes.data, wait=False)
+        write_checkpoint(temporary, Share(1, 2), {"part": [memoryview(b"x")]}, None)
+        assert writer.answered(memory.bytes.data, wait=False)
+    assert sorted(os.listdir(path)) == ["manifest.json", "part", "state.pt"]
 
 
 @BOTH

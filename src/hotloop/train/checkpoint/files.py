@@ -130,6 +130,12 @@ def share_file(temporary: Path, number: int) -> Path:
     return temporary / _SHARE.format(number)
 
 
+def is_incomplete(temporary: Path, of: int) -> bool:
+    """Whether a share of another process than the first is yet to come."""
+    others = range(1, of)
+    return not all(share_file(temporary, one).exists() or (temporary / _FAILURE.format(one)).exists() for one in others)
+
+
 def _write(file: Path, content: Iterable[memoryview]) -> dict[str, Any]:
     """Write a file in one pass; its size and SHA-256."""
     digest, size = hashlib.sha256(), 0

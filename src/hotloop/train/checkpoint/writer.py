@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.train.checkpoint.files import Plan, Share, share_file, write_checkpoint
+from hotloop.train.checkpoint.files import Plan, Share, is_incomplete, share_file, write_checkpoint
 
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>"""
@@ -82,20 +82,23 @@ class Writer:
             OSError: it was not possible.
         """
         process, request = self._process, self._request
-        assert process
-        assert process.stdout
         assert request
-        if not wait and not select.select([process.stdout], [], [], 0)[0]:
-            return False
-        line, self._request = process.stdout.readline(), None
-        if not line.endswith(b"\n"):
+        if process:
+            assert process.stdout
+            if not wait and not select.select([process.stdout], [], [], 0)[0]:
+                return False
+            line = process.stdout.readline()
+            if line.endswith(b"\n"):
+                self._request = None
+                if answer := json.loads(line):
+                    raise OSError(answer["errno"], answer["text"])
+                return True
             self.close()
-            if not _is_done(request):
-                carry_out(request, memory)
-            return True
-        answer: dict[str, Any] = json.loads(line)
-        if answer:
-            raise OSError(answer["errno"], answer["text"])
+        if not _is_done(request):
+            if not wait and request.plan and is_incomplete(Path(request.temporary), request.share.of):
+                return False  # its rank may wait for this one in a step
+            carry_out(request, memory)
+        self._request = None
         return True
 
     def close(self) -> None:
