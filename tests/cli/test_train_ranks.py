@@ -16,6 +16,7 @@ from command import Command
 from exporter import exporter
 from runs import SUPPORT, TOKENS_JOB, folder_of, losses, rank_of, read_until, started, weights_of, write_small_job
 
+from hotloop.cli.progress import rank_observer
 from hotloop.train.elastic import _left
 from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
@@ -70,6 +71,16 @@ def test_one_goes_on_where_two_have_stopped(hotloop: Command, job: Path) -> None
     done = hotloop("train", "job.toml", "--set", "run.dir=both", *schedule, expect=0)
     assert "changed since: ranks.processes: 2 -> 1" in done.err
     assert losses(job.parent / "both") == pytest.approx(losses(job.parent / "alone"), rel=1e-4)
+
+
+def test_what_is_so_on_all_ranks_is_told_once(hotloop: Command, job: Path) -> None:
+    done = hotloop("train", "job.toml", *TWO, "--set", "schedule.warmup=500 steps", expect=0)
+    assert done.err.count("schedule.warmup takes 500 steps") == 1
+
+
+def test_a_warning_of_another_rank_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    rank_observer(1).warn("words " * 60 + "end")
+    assert capsys.readouterr().err == "warning, rank 1: " + "words " * 60 + "end\n"
 
 
 def test_bad_input_is_told_once_and_not_tried_again(hotloop: Command, job: Path) -> None:

@@ -37,7 +37,8 @@ class _RankObserver(Observer):
 
     def on(self, event: Event) -> None:
         if isinstance(event, Warned):
-            self._console.print(f"warning, rank {self._rank}: {event.text}", style="yellow", markup=False)
+            text = f"warning, rank {self._rank}: {event.text}"
+            self._console.print(text, style="yellow", soft_wrap=True, markup=False)
 
 
 class LinesObserver(Observer):

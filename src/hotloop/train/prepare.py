@@ -178,7 +178,7 @@ def _make_step(
     steps = count_steps(job, samples)
     per_epoch = steps // job.train.epochs
     schedule = make_schedule(job.schedule, steps, per_epoch)
-    if (warmup := warm_up_steps(job.schedule, steps, per_epoch)) > steps:
+    if (warmup := warm_up_steps(job.schedule, steps, per_epoch)) > steps and world.first:
         reached = f"the learning rate reaches {100 * schedule(steps - 1):.2g} % of the highest"
         notify(f"schedule.warmup takes {count(warmup, 'step')}, the whole run {count(steps, 'step')}: {reached}")
     settings = StepSettings(
