@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs begin, and what they start
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for kind in KINDS:
         config.addinivalue_line("markers", f"{kind}: tests in tests/{kind}")
 
