@@ -47,7 +47,10 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has_ended(iterator: Any) -> bool:
-    return not any(one.is_alive() for one in (*iterator._workers, iterator._pin_memory_thread))
+    parts = (*iterator._workers, iterator._pin_memory_thread)
+    for one in parts:
+        one.join(5)  # what was ended by a signal has ended a moment later
+    return not any(one.is_alive() for one in parts)
 
 
 @pytest.mark.parametrize("batches", [0, 1, 10])
