@@ -18,7 +18,7 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 SUPPORT = Path(__file__).parent / "support"
-KINDS = ("unit", "torch", "cli", "engines", "gpu", "docs")
+KINDS = ("unit", "torch", "cli", "ranks", "engines", "gpu", "docs")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
