@@ -55,6 +55,47 @@ def test_shards_hold_what_was_put_in(tmp_path: Path, label: str, location: str) 
     assert images.read(5) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("a-{08..10}.tar", ["a-08.tar", "a-09.tar", "a-10.tar"]),
+        ("{0..1}-{1..2}.tar", ["0-1.tar", "0-2.tar", "1-1.tar", "1-2.tar"]),
+        ("a-{2..1}.tar", "means 0 shards"),
+        ("{0..99999}-{0..99999}.tar", "means 10,000,000,000 shards"),
+    ],
+)
+def test_ranges_are_written_out(name: str, meant: list[str] | str) -> None:
+    if isinstance(meant, list):
+        assert shards.expanded(name) == meant
+    else:
+        with pytest.raises(InputError, match=meant):
+            shards.expanded(name)
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    with pytest.raises(InputError, match="3 files, of which 1 cannot be found") as told:
+        find_images(str(tmp_path / "part-{000..002}.tar"))
+    assert "part-002.tar" in str(told.value)
+
+
+def test_a_class_of_a_thousand_digits_is_a_name(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, label in enumerate(("9" * 5000, "10", "2")):
+            add(tar, f"{number}.png", write_image(tmp_path / "x.png", number).read_bytes())
+            add(tar, f"{number}.cls", label.encode())
+    assert find_images(str(tmp_path / "a.tar")).classes == ("10", "2", "9" * 5000)
+
+
+def test_a_class_in_json_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        add(tar, "1.png", write_image(tmp_path / "x.png", 1).read_bytes())
+        add(tar, "1.json", b"[" * 100_000)
+    with pytest.raises(InputError, match=r"1\.png has no class"):
+        find_images(str(tmp_path / "a.tar"))
+
+
 def test_one_shard_is_a_data_set_too(tmp_path: Path) -> None:
     write_shards(tmp_path)
     assert len(find_images(str(tmp_path / "part-001.tar"))) == 4
@@ -155,7 +196,7 @@ def bad_shards(folder: Path) -> dict[str, tuple[str, str]]:
         "twice": (str(folder / "twice.tar"), "holds a.png twice"),
         "link": (str(folder / "link.tar"), "b.png is a link"),
         "many": (str(folder / "x-{0..999999999}.tar"), "1,000,000,000 shards"),
-        "reversed": (str(folder / "x-{5..3}.tar"), "-1 shards"),
+        "reversed": (str(folder / "x-{5..3}.tar"), "means 0 shards"),
         "unlabelled": (str(folder / "unlabelled.tar"), "a.png has no class"),
         "vague": (str(folder / "vague.tar"), "a.png has no class"),
         "dotted": (str(folder / "dotted.tar"), "my.photo.png is not taken for an image"),

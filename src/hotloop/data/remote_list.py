@@ -37,7 +37,7 @@ def find_remote(location: str, suffixes: frozenset[str], cache_bytes: float) -> 
         )
     url, _, last = location.rstrip("/").rpartition("/")
     if last.endswith(".tar"):
-        names = list(expanded(last))
+        names = expanded(last)
         there = find_objects(url, names)
         if missing := sorted(set(names) - {each.name for each in there}):
             what = f"no shard {url}/{missing[0]}"

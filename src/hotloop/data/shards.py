@@ -5,10 +5,12 @@ and an exact resumption cost nothing.
 """
 
 import json
+import math
 import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,16 +18,19 @@ import numpy as np
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import state_of
+from hotloop.core.units import count
 from hotloop.data.columns import Column, Texts
 from hotloop.data.listing import Listing, Spans, label_column
 
 _KINDS = (".tar", ".parquet")
 _MOST_SHARDS = 100_000
+_MOST_DIGITS = 100
+"""Of a number of a class."""
 _Member = tuple[str, tuple[str, str], int, int]
 """An image: its name, its class and who told it, offset and size."""
 
 _PART = re.compile(r"(.+)-(\d+)-of-(\d+)(\.\w+)$")
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 
 def shards_of(location: str) -> tuple[str, list[str]] | None:
@@ -54,11 +59,15 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
         return location, names
     if path.suffix not in _KINDS:
         return None
-    names = list(expanded(path.name))
+    names = expanded(path.name)
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         what = f"no shard {path.parent / missing[0]}"
-        raise InputError(what, f"{location} means {len(names)} files; {len(missing)} are not there", "name those there")
+        raise InputError(
+            what,
+            f"{location} means {count(len(names), 'file')}, of which {len(missing):,} cannot be found",
+            "name those there",
+        )
     return str(path.parent), names
 
 
@@ -73,21 +82,22 @@ def _check_parts(location: str, names: Sequence[str]) -> None:
         raise InputError(what, "all of them would be one data set", f"name one of them: {one}")
 
 
-def expanded(name: str) -> Iterator[str]:
-    """`a-{08..10}.tar` as a-08.tar, a-09.tar, a-10.tar.
+def expanded(name: str) -> list[str]:
+    """`a-{08..10}.tar` as a-08.tar, a-09.tar, a-10.tar; of several ranges each with each.
 
     Raises:
-        InputError: the range is no range.
+        InputError: a range is none, or they mean too many.
     """
-    found = _RANGE.search(name)
-    if not found:
-        yield name
-        return
-    first, last = int(found[1]), int(found[2])
-    if not 0 <= last - first < _MOST_SHARDS:
-        raise InputError(f"{name} is a range of {last - first + 1:,} shards", "1 to 100,000 can be", "name those there")
-    for number in range(first, last + 1):
-        yield from expanded(f"{name[: found.start()]}{number:0{len(found[1])}d}{name[found.end() :]}")
+    texts, firsts, lasts = (_RANGE.split(name)[start::3] for start in range(3))
+    ranges = [range(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
+    number = math.prod(map(len, ranges))
+    if not 0 < number <= _MOST_SHARDS:
+        raise InputError(f"{name} means {number:,} shards", f"1 to {_MOST_SHARDS:,} can be", "name those there")
+    found = []
+    for numbers in product(*ranges):
+        written = [f"{each:0{len(first)}d}" for each, first in zip(numbers, firsts, strict=True)]
+        found.append("".join(chain.from_iterable(zip_longest(texts, written, fillvalue=""))))
+    return found
 
 
 def scan_shards(
@@ -118,7 +128,7 @@ def scan_shards(
             labels.append(label)
             told_by.add(suffix)
             places.append((number, offset, size))
-    numbered = told_by == {"cls"} and all(label.isdecimal() for label in set(labels))
+    numbered = told_by == {"cls"} and all(label.isdecimal() and len(label) < _MOST_DIGITS for label in set(labels))
     classes = sorted(set(labels), key=(lambda label: (int(label), label)) if numbered else None)
     spans = Spans(Column(np.array(places, np.int64).reshape(-1, 3)), tuple(names))
     return Listing(Texts.of(images), label_column(labels, classes), tuple(classes), watched, spans)
@@ -220,5 +230,5 @@ def _text(content: bytes, suffix: str) -> str:
         found: Any = json.loads(content)
         label = found.get("label") if isinstance(found, dict) else found
         return str(label) if isinstance(label, str | int) else ""
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
