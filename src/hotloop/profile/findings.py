@@ -245,11 +245,15 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
     total = sum(lines.values())
     where = max(own, key=lambda line: own[line])
     compiling = sum(step.compiling for step in evidence.watched.steps) / sum(s.seconds for s in evidence.watched.steps)
+    gain = max(0.0, share - compiling)
+    if evidence.watched.looks and share == max(evidence.shares.values()):  # a trace makes the launches between longer
+        seen = (sum(own.values()) - evidence.watched.in_models) / evidence.watched.looks
+        gain = max(gain, min(seen, 1 - evidence.shares["compute"]) - compiling)
     yield Finding(
         "other.python",
         "the script's own Python holds the training up",
         f"{share:.0%} of a step is neither input nor torch; {where} was being run {own[where] / total:.0%} of the time",
-        max(0.0, share - compiling),
+        gain,
         "do it less often, or outside of the training process",
         where,
     )
