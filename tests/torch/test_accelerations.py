@@ -331,6 +331,22 @@ def test_a_loss_that_is_no_number_of_itself_takes_nothing_back() -> None:
     forward.remove()
 
 
+def test_a_script_may_view_what_a_convolution_in_another_layout_gives() -> None:
+    forward, model = Forward(lambda name, why: None), nn.Conv2d(3, 5, 3).train()
+    ChannelsLast(forward).switch_on(a_training(model))
+    for _ in range(8):  # those that are compared, and others
+        model(torch.randn(2, 3, 8, 8)).view(2, -1).sum().backward()
+    assert (forward.on, forward.counts) == (["channels_last"], {"channels_last": 8})
+    forward.remove()
+
+
+def test_a_layout_that_the_script_has_chosen_is_left_to_it() -> None:
+    model = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+    switch = ChannelsLast(Forward(lambda name, why: None))
+    assert switch.unfit(a_training(model)) == "the script has a layout of its own"
+    assert not switch.unfit(a_training(nn.Conv2d(3, 5, 3)))
+
+
 def test_losses_are_compared_while_something_stands_in_the_place_of_backward() -> None:
     switch, forward, model = ZeroGrad(), Forward(lambda name, why: None), Net().train()
     try:

@@ -100,6 +100,8 @@ class Forward:
                 _rehearse(compute, model, args, kwargs)
                 self._compiled[id(model)] = compute
             outputs = compute(model, *args, **kwargs)
+        if "channels_last" in self.on:  # the script may `view` them
+            outputs = tree_map_only(Tensor, Tensor.contiguous, outputs)
         for name in self.on:
             self.counts[name] = self.counts.get(name, 0) + 1
         return in_float32(outputs) if cast else outputs
@@ -177,8 +179,11 @@ class ChannelsLast(_ModelAcceleration):
     name = "channels_last"
 
     def unfit(self, training: Training) -> str:
-        if not any(isinstance(part, nn.Conv2d) for model in training.models for part in model.modules()):
+        parts = [part for model in training.models for part in model.modules() if isinstance(part, nn.Conv2d)]
+        if not parts:
             return "the model has no convolution of images"
+        if not all(part.weight.is_contiguous() for part in parts):
+            return "the script has a layout of its own"
         if training.ranks.number > 1:
             return "gradients that ranks share lie otherwise"
         return super().unfit(training)
