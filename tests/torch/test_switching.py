@@ -1,5 +1,6 @@
 """Which accelerations `hotloop run` switches on and keeps, by steps whose times are given."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,6 +123,26 @@ def test_a_gain_that_is_not_certain_is_timed_again(
     assert (told.state, sum(seen)) == (ON, windows)
     if plan.measure:
         assert told.gain == pytest.approx(faster, abs=0.05)
+
+
+@pytest.mark.parametrize(("with_it", "ratio"), [(1.5, 1.0), (0.5, 2.0)])
+def test_another_pace_of_the_machine_is_no_gain(
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path, with_it: float, ratio: float
+) -> None:
+    """Other programs end as soon as the last one that is tried, and makes steps longer, has been timed."""
+
+    def step(runner: Runner) -> Step:
+        states = {name: one.state for name, one in runner._told.items()}
+        with_allocator = with_it if states.get("allocator") == ON else 1.0
+        machine = {ON: 1.5, UNDONE: 0.1}.get(states.get("loader", ""), 1.0)
+        return Step(machine * with_allocator, 0.5 * machine * with_allocator)
+
+    one = script(Plan(("allocator", "loader")), step)
+    told = one.run()
+    one.runner._write(one.training)
+    found = json.loads(next(tmp_path.glob("speedup-*.json")).read_text())
+    assert (told["allocator"].state, told["loader"].state) == (ON if ratio > 1 else UNDONE, UNDONE)
+    assert found["before_seconds"] / found["after_seconds"] == pytest.approx(ratio)
 
 
 def test_a_stock_from_before_is_no_gain(script: Callable[[Plan, Callable[[Runner], Step]], Script]) -> None:

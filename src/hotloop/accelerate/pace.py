@@ -90,6 +90,11 @@ class Mean:
         """Whether they differ by less than is certain."""
         return abs(self.seconds - other.seconds) < hypot(self.error, other.error)
 
+    def over(self, other: "Mean") -> tuple[float, float]:
+        """The ratio of this one to another, and its standard error."""
+        ratio = self.seconds / other.seconds
+        return ratio, ratio * hypot(self.error / self.seconds, other.error / other.seconds)
+
 
 def enough(number: int, stock: Stock) -> int:
     """Steps for a window, so many at least: half of its batches are made in it, and each worker has as many turns."""

@@ -69,7 +69,7 @@ class Runner:
         self._training: Training | None = None
         self._told: dict[str, Acceleration] = {}
         self._notes: list[str] = []
-        self._before = self._after = 0.0
+        self._before = self._after = self._error = 0.0
         self._seen = 0
         self._steps: list[Step] = []
         self._wanted = 0
@@ -181,19 +181,25 @@ class Runner:
             if training.ranks.any(self._told[name].state != ON):  # it has failed meanwhile
                 self._take_back(name, FAILED, "another rank could not use it")
                 continue
-            error = hypot(after.error / before.seconds, before.error / before.seconds)
-            gain = 1 - after.seconds / before.seconds
+            share, error = after.over(before)
+            gain = 1 - share
             self._told[name] = replace(self._told[name], gain=gain, error=error)
             if gain < (0.0 if training.must_help else -_SLOWER):  # certain or not: in doubt the script stays as it is
                 self._take_back(name, UNDONE, "steps took longer with it")
                 yield from self._regular(training)
                 after = yield from self._timed(training)
+                self._before *= after.seconds / before.seconds  # the same script: only the machine's pace has changed
+            else:
+                self._error = hypot(self._error, error / share)
             before = after
             self._after = after.seconds
         if not self._plan.measure:
             yield from self._regular(training)
             after = yield from self._timed(training)
             self._after, training.waits = after.seconds, after.waits
+            if self._before:
+                share, error = after.over(before)
+                self._error = error / share
         if self._plan.tell:
             yield from self._telling(training)
 
@@ -334,8 +340,8 @@ class Runner:
         told = [replace(one, count=self._switches[one.name].count) for one in self._told.values()]
         found = {
             "device": training.device.type, "steps": self._seen, "before_seconds": self._before,
-            "after_seconds": self._after, "accelerations": [asdict(one) for one in told], "notes": self._notes,
-            "memory": memory,
+            "after_seconds": self._after, "relative_error": self._error,
+            "accelerations": [asdict(one) for one in told], "notes": self._notes, "memory": memory,
         }  # fmt: skip
         unfinished = self._folder / f"speedup-{os.getpid()}.part"
         with suppress(OSError):  # as above

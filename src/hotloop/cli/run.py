@@ -87,7 +87,8 @@ def _lines(found: "Speedup") -> Iterator[str]:
     yield ""
     if found.ratio:
         times = f"{format_seconds(found.before_seconds)} -> {format_seconds(found.after_seconds)} a step"
-        yield f"hotloop: {found.ratio:.2f} times as fast ({times}, {count(found.steps, 'step')} in all)"
+        ratio = f"{found.ratio:.2f} ± {found.ratio * found.relative_error:.2f}"
+        yield f"hotloop: {ratio} times as fast ({times}, {count(found.steps, 'step')} in all)"
     for one in found.accelerations:
         yield f"  {one.name:<16} {_gain(one):<18} {one.why}"
     for note in found.notes:

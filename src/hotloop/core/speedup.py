@@ -37,8 +37,10 @@ class Speedup:
     Attributes:
         device: "cuda" or "cpu"; empty if no training was seen.
         steps: that were seen.
-        before_seconds: a step as the script has it, mean.
+        before_seconds: a step as the script has it, mean; at the pace that the machine had at the end: over
+            `after_seconds` it is the product of what each acceleration that stayed on has brought when it came.
         after_seconds: a step with all that stayed on, mean.
+        relative_error: of their ratio, by the steps' standard deviation; 0 if nothing stayed on.
         memory: bytes: "host_peak", and with a GPU "device_peak" and "device_total".
         code: the script's exit code.
     """
@@ -50,6 +52,7 @@ class Speedup:
     steps: int = 0
     before_seconds: float = 0.0
     after_seconds: float = 0.0
+    relative_error: float = 0.0
     accelerations: tuple[Acceleration, ...] = ()
     notes: tuple[str, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
