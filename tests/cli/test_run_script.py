@@ -280,6 +280,7 @@ def test_sigterm_lets_a_script_save(script: Path, handles: bool) -> None:
     [
         (["--only", "spede"], "spede: no such acceleration"),
         (["--settings", "none.toml"], "cannot read none.toml"),
+        (["--settings", "none.toml", "--without", "loader"], "--without does not go with --settings"),
         (["--json-summary", "no/such/file"], "no/such/file cannot be written"),
     ],
 )

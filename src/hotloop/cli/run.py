@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from hotloop.core.units import count, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hotloop.core.speedup import Acceleration, Speedup
+
+
+_CHOICES = ("level", "only", "without", "steps", "at_once")
+"""Options that say what a file of settings says."""
 
 
 @click.command(
@@ -30,8 +35,9 @@ if TYPE_CHECKING:
               help="Write what was done, and its gain, as JSON.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say which accelerations would be tried, and start nothing.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def run(
-    level: str, only: tuple[str, ...], without: tuple[str, ...], steps: int | None, at_once: bool,
+    ctx: click.Context, level: str, only: tuple[str, ...], without: tuple[str, ...], steps: int | None, at_once: bool,
     settings: Path | None, json_summary: Path | None, dry_run: bool, command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run a training script faster, without changing it.
@@ -51,6 +57,11 @@ def run(
     from hotloop.core.errors import InputError
     from hotloop.core.files import write_atomic
 
+    typed = [name for name in _CHOICES if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if settings and typed:
+        option = f"--{typed[0].replace('_', '-')}"
+        cause = f"{settings} says what is switched on, and none of it is timed"
+        raise InputError(f"{option} does not go with --settings", cause, f"leave out {option}, or edit {settings}")
     plan = (
         read_settings(settings)
         if settings
