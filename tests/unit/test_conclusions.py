@@ -14,7 +14,7 @@ from hotloop.profile.compare import compare, is_met
 from hotloop.profile.conclude import conclude
 from hotloop.profile.findings import Evidence, findings
 from hotloop.profile.measured import Block, LoaderFacts, Measured, StepTime
-from hotloop.profile.shares import overhead_ratio, shares, slow_rank, verdict
+from hotloop.profile.shares import ablations, overhead_ratio, shares, slow_rank, verdict
 from hotloop.profile.timeline import Timeline
 
 FACTS = {"torch": "2.11.0", "threads": 4, "processors": 16, "tf32": True, "cudnn_benchmark": False}
@@ -100,6 +100,17 @@ def test_shares_add_up_to_one(
 def test_the_verdict_is_what_costs_most(found: dict[str, float], gains: dict[str, float], expected: str) -> None:
     left_out = [Ablation(name, 1 - gain, gain) for name, gain in gains.items()]
     assert verdict({**dict.fromkeys(KINDS, 0.0), **found}, left_out) == expected
+
+
+def test_steps_that_were_disturbed_prove_nothing() -> None:
+    """Two of seven whole steps took 25 times as long as the others, which took as long as those without loading."""
+    watched = Block("watched", tuple(StepTime(seconds) for seconds in (0.1, 2.5, 0.1, 0.1, 2.5, 0.1, 0.1)))
+    cached = Block("cached_batch", tuple(StepTime(seconds) for seconds in (0.09, 0.1, 0.11)))
+    left_out = ablations(measured(watched, cached, loader=LOADER), 0.7)
+    assert left_out[0].gain > 0.8
+    assert not left_out[0].is_certain
+    found = {**dict.fromkeys(KINDS, 0.0), "input": 0.01, "compute": 0.79, "other": 0.2}
+    assert verdict(found, left_out) == "compute"
 
 
 def evidence(made: Measured, gains: dict[str, float] | None = None, **found: float) -> Evidence:

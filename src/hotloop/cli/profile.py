@@ -165,7 +165,8 @@ def _lines(profile: "Profile") -> Iterator[str]:
         yield "left out, and timed again:"
         for one in profile.ablations:
             name = one.name.replace("_", " ")
-            yield f"  {name:<18} a step takes {format_seconds(one.step_seconds)}, {one.gain:.1%} saved"
+            doubt = "" if one.is_certain or one.gain <= 0 else ", which may be chance"
+            yield f"  {name:<18} a step takes {format_seconds(one.step_seconds)}, {one.gain:.1%} saved{doubt}"
     for finding in profile.findings:
         yield ""
         yield f"{finding.gain_at_most:>5.1%} at most: {finding.title}"

@@ -9,6 +9,8 @@ from hotloop.core.errors import InputError
 
 KINDS = ("input", "copy", "launch", "sync", "compute", "communication", "other")
 """Where the time of a step can go."""
+_CERTAIN = 2.0
+"""Standard errors from which on steps with a part left out are told apart from whole ones."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,18 @@ class Ablation:
     Attributes:
         step_seconds: mean.
         gain: share of the whole step's time that was saved.
+        error: standard error of that gain, by the steps' standard deviation under both conditions.
     """
 
     name: str
     step_seconds: float
     gain: float
+    error: float = 0.0
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it has saved more than chance may: steps that something else has disturbed."""
+        return self.gain > _CERTAIN * self.error
 
 
 @dataclass(frozen=True)

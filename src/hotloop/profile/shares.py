@@ -106,9 +106,12 @@ def saved(kind: str, left_out: Sequence[Ablation]) -> float | None:
 def verdict(found: Mapping[str, float], left_out: Sequence[Ablation]) -> str:
     """What holds the training up.
 
-    Leaving a part out may save more than its share: workers that decode take processors from the training.
+    Leaving a part out may save more than its share: workers that decode take processors from the training. What may be
+    chance, as some of the steps were disturbed, proves nothing.
     """
-    cost = {kind: max(share, saved(kind, left_out) or 0.0) for kind, share in found.items() if kind != "compute"}
+    certain = {one.name for one in left_out if one.is_certain}
+    proven = {kind: saved(kind, left_out) or 0.0 for kind, name in PROOFS.items() if name in certain}
+    cost = {kind: max(share, proven.get(kind, 0.0)) for kind, share in found.items() if kind != "compute"}
     kind = max(cost, key=lambda kind: cost[kind])
     return kind if cost[kind] >= min(_HOLDS_UP, found["compute"]) else "compute"
 
@@ -124,16 +127,20 @@ def ablations(measured: Measured, computing: float) -> tuple[Ablation, ...]:
     """
     watched = measured.block("watched")
     assert watched
-    whole = mean_seconds(watched)
+    whole, base = mean_seconds(watched), watched
     left_out = [block for block in measured.blocks if block.name not in ("watched", "bare") and block.steps]
     seconds = {block.name: mean_seconds(block) for block in left_out}
     if measured.loader is None and measured.world_size > 1:
-        whole = seconds.pop(PROOFS["input"], whole)
+        whole, base = seconds.pop(PROOFS["input"], whole), measured.block(PROOFS["input"]) or watched
         left_out = [block for block in left_out if block.name in seconds]
     for block in left_out:
         if block.own:
             seconds[block.name] = min(seconds[block.name], max(seconds[block.name] - block.own, computing * whole))
-    return tuple(Ablation(name, each, 1 - each / whole) for name, each in seconds.items())
+    errors = [math.hypot(step_seconds(base).error, step_seconds(block).error) / whole for block in left_out]
+    return tuple(
+        Ablation(name, each, 1 - each / whole, error)
+        for (name, each), error in zip(seconds.items(), errors, strict=True)
+    )
 
 
 def overhead_ratio(measured: Measured) -> float:
