@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hotloop.core.units import count, format_seconds
-from hotloop.train.heartbeat import Heartbeat, asked_file, collective_file, heartbeat_files, stacks_file
+from hotloop.train.heartbeat import ENDED, Heartbeat, asked_file, collective_file, heartbeat_files, stacks_file
 
 _START = 3.0
 """Before its first step a rank compiles and reads; so many times the limit."""
@@ -68,7 +68,9 @@ class Watch:
 
     def _stacks(self, beats: Mapping[int, Heartbeat]) -> dict[int, str]:
         asked_file(self._folder).touch()
-        for beat in beats.values():
+        for beat in (
+            one for one in beats.values() if one.phase != ENDED
+        ):  # those hear the signal no more: it would kill
             with suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGUSR2)
         time.sleep(_STACKS_SECONDS)  # they are written by a signal handler, which says nothing when it is done
@@ -82,8 +84,8 @@ def _words(beat: Heartbeat) -> str:
 def _culprit(beats: Mapping[int, Heartbeat], stacks: Mapping[int, str]) -> int:
     """The rank that the others wait for: the one that is furthest behind, and does not wait itself."""
 
-    def order(rank: int) -> tuple[int, bool, bool]:
+    def order(rank: int) -> tuple[bool, int, bool, bool]:
         waits = any(word in stacks[rank] for word in _WAITS)
-        return beats[rank].beats, beats[rank].phase == "step", waits
+        return beats[rank].phase == ENDED, beats[rank].beats, beats[rank].phase == "step", waits
 
     return min(beats, key=order)

@@ -16,6 +16,7 @@ from hotloop.train.progress import Span
 from hotloop.train.world import World
 
 _SECONDS = 0.5
+ENDED = "ended"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Heartbeat:
 
     Attributes:
         beats: grows with each step, each batch of a validation, each save.
-        phase: starting, loading, step, validating, saving or ending.
+        phase: starting, loading, step, validating, saving, ending or ended.
     """
 
     rank: int
@@ -104,6 +105,9 @@ class Heart:
         if self._thread:
             self._end.set()
             self._thread.join()
+            self.phase = ENDED
+            with suppress(OSError):
+                self._write()
             faulthandler.unregister(signal.SIGUSR2)
             self._stacks.close()
 
