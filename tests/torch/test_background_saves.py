@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,3 +335,16 @@ def test_a_rank_whose_disk_is_full_is_heard_of(tmp_path: Path) -> None:
     with pytest.raises(ShareFailed, match="on rank 1"):
         write_checkpoint(temporary, Share(0, 2), {"part-0": [memoryview(b"x")]}, plan)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_writes_when_the_first_has_given_up_does_not_tell_another_cause(tmp_path: Path) -> None:
+    temporary = start_directory(tmp_path / "epoch-0001-step-00000001")
+
+    def content() -> Iterator[memoryview]:
+        yield memoryview(b"x")
+        shutil.rmtree(temporary)  # as the first rank does
+
+    write_checkpoint(temporary, Share(1, 2), {"part": content()}, None)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):  # a rank that has never seen it is on another disk
+        write_checkpoint(temporary, Share(1, 2), {"part": [memoryview(b"x")]}, None)

@@ -113,10 +113,13 @@ def write_checkpoint(
 
 def _write_share(temporary: Path, share: Share, files: Mapping[str, Iterable[memoryview]]) -> None:
     """That a share is whole is the last thing to be seen; that it cannot be written is seen by who waits for it."""
+    begun = temporary.exists()
     try:
         described = {name: _write(temporary / name, content) for name, content in files.items()}
         write_atomic(share_file(temporary, share.number), json.dumps(described))
     except OSError as error:
+        if share.number and begun and not temporary.exists():
+            return  # the first process has given up, and tells why: what this one meets is no cause
         for name in files:  # a full disk has no room for the next line either
             (temporary / name).unlink(missing_ok=True)
         if temporary.exists() and share.of > 1:
