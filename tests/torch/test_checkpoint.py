@@ -19,6 +19,7 @@ from hotloop.core.units import Interval
 from hotloop.train.checkpoint.checkpointer import Loaded, load_checkpoint, named_checkpoint
 from hotloop.train.checkpoint.files import manifest_text, read_manifest
 from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval
+from hotloop.train.checkpoint.table import stored_checkpoints
 from hotloop.train.resume import check_identity, identity
 
 
@@ -143,6 +144,8 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is of format 3"):
             read()
     assert listing(tmp_path) == before
+    (told,) = (one.damage for one in stored_checkpoints(path, verify=True))
+    assert "format 3" in (told or "")
 
 
 def test_when_all_are_damaged_no_start_trains_from_zero(tmp_path: Path) -> None:

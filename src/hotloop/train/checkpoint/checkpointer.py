@@ -209,7 +209,8 @@ def _manifest(path: Path, hashes: Hashes | None) -> dict[str, Any]:
     try:
         manifest = read_manifest((path / MANIFEST).read_bytes())
         if manifest["format"] not in (1, FORMAT):
-            raise CheckpointError(f"{path} is of format {manifest['format']}", f"this hotloop reads {FORMAT}", _OTHER)
+            other = f"format {manifest['format']}"
+            raise CheckpointError(f"{path} is of {other}", f"this hotloop reads up to {FORMAT}, not {other}", _OTHER)
         int(manifest["epoch"]), int(manifest["step"]), manifest["files"][STATE]
         expected = dict(manifest["files"])
         actual = hashes(path, list(expected)) if hashes else expected
