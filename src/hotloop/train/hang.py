@@ -68,9 +68,8 @@ class Watch:
 
     def _stacks(self, beats: Mapping[int, Heartbeat]) -> dict[int, str]:
         asked_file(self._folder).touch()
-        for beat in (
-            one for one in beats.values() if one.phase != ENDED
-        ):  # those hear the signal no more: it would kill
+        living = [beat for beat in beats.values() if beat.phase != ENDED]  # the others' handler is gone
+        for beat in living:
             with suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGUSR2)
         time.sleep(_STACKS_SECONDS)  # they are written by a signal handler, which says nothing when it is done
