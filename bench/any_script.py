@@ -1,9 +1,9 @@
 """`hotloop profile` on scripts with a known bottleneck: is the verdict right, and is the gain that it predicts the gain
 that mending brings?
 
-Each script of `bench/bottlenecks/` has one bottleneck, which `--mended` takes out. It is timed as it is, profiled,
-timed as it is and timed mended, in this order, several times over. Goals: every verdict right; predicted and real step
-times after mending within 10 % of the step, in the median; watching lengthens a step by at most 2 %.
+Each script of `bench/bottlenecks/` has one bottleneck, which `--mended` takes out. It is timed as it is; then
+profiled, timed mended and timed as it is, several times over. Goals: every verdict right; predicted and real step times
+after mending within 10 % of the step, in the median; watching lengthens a step by at most 2 %.
 """
 
 import argparse
@@ -84,11 +84,12 @@ def measured(name: str, case: Case, device: str, rounds: int, steps: int) -> dic
     The script as it is is timed before and after it is profiled: what else a host does changes from minute to minute.
     """
     plain, mended, profiles, errors = [], [], [], []
+    after = seconds(started(name, case, device, "--steps", str(steps)))
     for _ in range(rounds):
-        before = seconds(started(name, case, device, "--steps", str(steps)))
+        before = after
         profiles.append(profile(started(name, case, device, "--steps", "100000")))
-        after = seconds(started(name, case, device, "--steps", str(steps)))
         mended.append(seconds(started(name, case, device, "--steps", str(steps), "--mended")))
+        after = seconds(started(name, case, device, "--steps", str(steps)))
         plain.append((before + after) / 2)
         errors.append(abs(1 - gain_of(profiles[-1], case) - mended[-1] / plain[-1]))
     shares = [found["step_seconds"]["mean"] / each for found, each in zip(profiles, plain, strict=True)]
