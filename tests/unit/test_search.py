@@ -80,6 +80,23 @@ def test_numbers_are_followed_up_or_down_until_they_are_slower(best: int, tried:
     assert [trial.settings["workers"] for trial in found.trials][: len(tried)] == tried, "then others are proposed"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "tried"),
+    [
+        ([1.0, 1.5, 1.7, 2.0, 2.5], [0, 1, 2]),
+        ([1.0, 1.5, 1.6, 0.8, 0.9], [0, 1, 2, 4, 8]),
+        ([1.0, 0.9, 0.95, 9.0, 9.0], [0, 1, 2]),
+    ],
+)
+def test_numbers_that_only_get_slower_are_not_all_tried(seconds: list[float], tried: list[int]) -> None:
+    """Of a script it is not known which number it has itself."""
+    space = (Knob("workers", (0, 1, 2, 4, 8), rises=True),)
+    times = dict(zip((0, 1, 2, 4, 8), seconds, strict=True))
+    found = search(space, lambda one: times[int(one["workers"])])
+    assert [trial.settings["workers"] for trial in found.trials][: len(tried)] == tried, "then others are proposed"
+    assert len({trial.settings["workers"] for trial in found.trials}) <= len(tried) + 1
+
+
 def test_what_two_settings_bring_together_only_is_found_where_one_of_them_brings_something() -> None:
     space = (Knob("a", (0, 1)), Knob("b", (0, 1, 2)))
     times = {(0, 0): 1.0, (1, 0): 0.9, (0, 2): 1.2, (1, 2): 0.5}

@@ -124,6 +124,7 @@ class Search:
             for path in _paths(knob):
                 if knob.counts and self._best[knob.name] != knob.values[0]:
                     break  # more was better: fewer will not be
+                last = 0.0
                 for value in path:
                     before = self._best
                     if self._is_idle(knob, value, before):
@@ -133,9 +134,11 @@ class Search:
                     little = abs(trial.sample_seconds / self._mean(before)[0] - 1) < _LITTLE
                     if (little or knob.needs) and self._best is before:
                         later.append((knob, value, before))
-                    known = knob.rises and (knob.counts or self._best[knob.name] != knob.values[0])
-                    if known and trial.sample_seconds > (1 + _SAME) * self._mean(self._best)[0]:
+                    known = knob.counts or self._best[knob.name] != knob.values[0]
+                    most = (1 + _SAME) * self._mean(self._best)[0] if known else (1 + _LITTLE) * last
+                    if knob.rises and 0 < most < trial.sample_seconds:
                         break  # further that way it will be slower yet
+                    last = trial.sample_seconds
         later += [(knob, knob.values[0], start_of(self._space)) for knob in self._space if knob.needs]
         for knob, value, before in later:
             if _key(before) != _key(self._best) and not self._is_idle(knob, value, self._best):
