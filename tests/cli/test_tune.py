@@ -14,12 +14,15 @@ import pytest
 from command import Command
 from runs import RESNET_JOB
 
+from hotloop.cli.tune import _lines
 from hotloop.core.job_file import parse_job
+from hotloop.core.tuning import DONE, Trial, Tuning
 
 pytest.importorskip("optuna", reason="pip install 'hotloop[tune]'")
 
 from hotloop.tune.job_trials import step_seconds
 from hotloop.tune.running import Failed
+from hotloop.tune.space import Knob
 
 SCRIPT = """
 import time, torch
@@ -92,10 +95,26 @@ def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, ma
     assert "data.workers" in hotloop("tune", "--dry-run", "job.toml", expect=0).out
     done = hotloop("tune", "--budget", "20s", "job.toml", expect=0, timeout=200)
     assert "as it is" in done.err
-    assert "to use it: hotloop train job.toml --settings tuned.toml" in done.out
+    use = "to use it: hotloop train job.toml --settings tuned.toml"
+    assert (use in done.out) == ("times as fast with" in done.out)
     assert not (tmp_path / "runs").exists(), "trials leave nothing"
     options = ["--settings", "tuned.toml", "--set", "train.epochs=1", "--set", "run.dir=run"]
     hotloop("train", "job.toml", *options, expect=0)
+
+
+@pytest.mark.parametrize(
+    ("after", "ended", "last"),
+    [
+        (1.0, "done", "2 trials for 2 combinations, 9.0 s"),
+        (1.0, "budget", "more can be tried in more time: --budget"),
+        (0.5, "budget", "to use it: hotloop train job.toml --settings tuned.toml"),
+    ],
+)
+def test_what_is_there_already_is_not_to_be_used(after: float, ended: str, last: str) -> None:
+    space, tried = (Knob("threads", (0, 1)),), [Trial({"threads": number}, DONE, 1.0) for number in (0, 1)]
+    best = {"threads": int(after < 1)}
+    found = Tuning(("job.toml",), best, 1.0, after, 0.0, True, tuple(tried), 2, 9.0, ended)
+    assert list(_lines(found, space, Path("tuned.toml"), ()))[-1] == last
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -2,7 +2,6 @@
 
 import importlib.util
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,9 +133,12 @@ def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path, overrides: tup
     ended = {"done": "", "budget": ", until the budget was used up", "interrupted": ", until it was interrupted"}
     trials = f"{count(len(found.trials), 'trial')} for {count(found.size, 'combination')}"
     yield f"{trials}, {format_seconds(found.took_seconds)}{ended[found.ended]}"
+    if found.ratio <= 1.0:
+        if found.ended == "budget":
+            yield "more can be tried in more time: --budget"
+        return
     laid_over = "".join(f" --set {shlex.quote(each)}" for each in overrides)
     use = f"hotloop train {found.target[0]} --settings {out}{laid_over}"
     if len(found.target) > 1 or not found.target[0].endswith(".toml"):
         use = f"hotloop run --settings {out} -- {shlex.join(found.target)}"
     yield f"to use it: {use}"
-    sys.stdout.flush()
