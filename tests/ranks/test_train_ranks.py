@@ -189,12 +189,16 @@ def test_the_exporter_tells_which_rank_waits_for_a_slow_one(
     options = [*TWO, "--set", "model.name=line", "--set", "train.epochs=100000"]
     with exporter(tmp_path) as running, started(job.parent, *options) as child:
         read_until(child, "step 20 ")
-        steps = 0.0
-        while steps < 20:  # a live file is written once a second
-            steps = running.value("hotloop_job_steps_total", rank="1") or 0.0
-        waited = [running.value("hotloop_job_communication_seconds_total", rank=rank) for rank in "01"]
-        assert None not in waited
-        assert waited[0] > 0.5 * 0.05 * steps > waited[1]
+        steps, waited = [], []
+        for least in (20, 80):  # a live file is written once a second; before the first step the second rank waits, too
+            while (number := running.value("hotloop_job_steps_total", rank="1") or 0.0) < least:
+                pass
+            steps.append(number)
+            found = [running.value("hotloop_job_communication_seconds_total", rank=rank) for rank in "01"]
+            waited.append([seconds or 0.0 for seconds in found])
+        first, second = (after - before for before, after in zip(*waited, strict=True))
+        assert first > 0.5 * 0.05 * (steps[1] - steps[0])
+        assert first > second
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=60)
 

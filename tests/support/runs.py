@@ -108,9 +108,11 @@ def started(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with child:
-        yield child
-        if child.poll() is None:
-            child.kill()
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.kill()
 
 
 def read_until(child: "subprocess.Popen[str]", begin: str) -> None:
