@@ -180,11 +180,16 @@ def test_a_line_that_waits_again_and_again_can_be_saved_as_a_whole(waits: int, s
     assert ("a step waits 512 times" in found[0].evidence) == (waits > 1)
 
 
-@pytest.mark.parametrize(("other", "in_models", "gain"), [(0.8, 0, 0.95), (0.8, 90, 0.8), (0.4, 0, 0.4)])
-def test_what_a_scripts_own_python_takes_is_seen_without_a_trace(other: float, in_models: int, gain: float) -> None:
+@pytest.mark.parametrize(
+    ("device", "other", "in_models", "gain"),
+    [("cuda", 0.8, 0, 0.95), ("cuda", 0.8, 90, 0.8), ("cuda", 0.4, 0, 0.4), ("cpu", 0.8, 0, 0.8)],
+)
+def test_what_a_scripts_own_python_takes_is_seen_without_a_trace(
+    device: str, other: float, in_models: int, gain: float
+) -> None:
     """Which lengthens launches, and so makes less of it; but only where it is what holds the training up."""
     watched = replace(block("watched", 1.0), lines={"train.py:4": 95}, looks=100, in_models=in_models)
-    made = measured(watched, device="cuda")
+    made = measured(watched, device=device)
     found = findings(evidence(made, other=other, launch=0.95 - other, compute=0.05))
     assert [one.gain_at_most for one in found if one.id == "other.python"] == [pytest.approx(gain)]
 

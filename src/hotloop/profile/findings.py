@@ -246,7 +246,8 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
     where = max(own, key=lambda line: own[line])
     compiling = sum(step.compiling for step in evidence.watched.steps) / sum(s.seconds for s in evidence.watched.steps)
     gain = max(0.0, share - compiling)
-    if evidence.watched.looks and share == max(evidence.shares.values()):  # a trace makes the launches between longer
+    on_gpu, most = evidence.measured.device == "cuda", share == max(evidence.shares.values())
+    if on_gpu and most and evidence.watched.looks:  # a trace makes the launches between longer
         seen = (sum(own.values()) - evidence.watched.in_models) / evidence.watched.looks
         gain = max(gain, min(seen, 1 - evidence.shares["compute"]) - compiling)
     yield Finding(
