@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 8
 """Files of each kind that are named on the screen."""
-
-
 _MAX_PIXELS = click.option("--max-pixels", type=click.IntRange(1), default=100_000_000, show_default=True,
                            help="An image of more counts as damaged.")  # fmt: skip
 

@@ -124,19 +124,19 @@ def _text(value: object) -> str:
 
 
 def _lines(found: "Tuning", space: "tuple[Knob, ...]", out: Path, overrides: tuple[str, ...]) -> Iterator[str]:
+    ended = {"done": "", "budget": ", until the budget was used up", "interrupted": ", until it was interrupted"}
+    trials = f"{count(len(found.trials), 'trial')} for {count(found.size, 'combination')}"
+    tried = f"{trials}, {format_seconds(found.took_seconds)}{ended[found.ended]}"
     yield ""
     if found.ratio <= 1.0:
         yield f"nothing was {'' if found.certain else 'certainly '}faster than what there is"
-    else:
-        sure = "" if found.certain else "; another setting may be as fast"
-        yield f"{found.ratio:.2f} ± {found.error:.2f} times as fast with {_changes(found.best, space)}{sure}"
-    ended = {"done": "", "budget": ", until the budget was used up", "interrupted": ", until it was interrupted"}
-    trials = f"{count(len(found.trials), 'trial')} for {count(found.size, 'combination')}"
-    yield f"{trials}, {format_seconds(found.took_seconds)}{ended[found.ended]}"
-    if found.ratio <= 1.0:
+        yield tried
         if found.ended == "budget":
             yield "more can be tried in more time: --budget"
         return
+    sure = "" if found.certain else "; another setting may be as fast"
+    yield f"{found.ratio:.2f} ± {found.error:.2f} times as fast with {_changes(found.best, space)}{sure}"
+    yield tried
     laid_over = "".join(f" --set {shlex.quote(each)}" for each in overrides)
     use = f"hotloop train {found.target[0]} --settings {out}{laid_over}"
     if len(found.target) > 1 or not found.target[0].endswith(".toml"):

@@ -1,13 +1,14 @@
 """Files that are either there and whole, or not there; and settings read from one."""
 
 import errno
+import fcntl
 import os
 import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hotloop.core.errors import InputError
 
@@ -19,6 +20,15 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_at_once(file: int | IO[Any]) -> bool:
+    """Whether a file or folder, opened, could be locked for this process alone; it stays so until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def state_of(path: str) -> str:

@@ -14,7 +14,6 @@ runs/digits-20261121-093000/
 ```
 """
 
-import fcntl
 import json
 import math
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.core.errors import InputError, cannot_write
-from hotloop.core.files import write_atomic
+from hotloop.core.files import lock_at_once, write_atomic
 from hotloop.core.history import History, note_start, read_history
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
@@ -216,7 +215,7 @@ class Run:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             until = time.monotonic() + patience_seconds
-            while not _lock(descriptor):
+            while not lock_at_once(descriptor):
                 if time.monotonic() >= until:
                     raise InputError(
                         f"{self.directory} is in use",
@@ -231,18 +230,9 @@ class Run:
     def _is_locked(self) -> bool:
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return not _lock(descriptor)
+            return not lock_at_once(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Whether it could be had at once."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def open_run(job: Job, now: datetime) -> Run:

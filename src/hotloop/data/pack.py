@@ -1,11 +1,10 @@
 """Images into tar shards: a few large files in place of a million small ones."""
 
-import fcntl
 import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from hotloop.core.errors import DamagedSample, InputError
-from hotloop.core.files import new_directory
+from hotloop.core.files import lock_at_once, new_directory
 from hotloop.data.check import Fault
 from hotloop.data.dataset import Dataset, Sample
 from hotloop.data.decode import decode_whole, kind_of
@@ -159,13 +158,12 @@ def _alone(folder: Path) -> Iterator[None]:
     """Keep other processes from packing into a folder: both would write under the same temporary name."""
     lock = folder.with_name(f".{folder.name}.lock")
     with lock.open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        free = True
+        with suppress(OSError):  # a file system without locks
+            free = lock_at_once(file)
+        if not free:
             what = f"another process packs into {folder}"
-            raise InputError(what, "a folder is made by one", "wait for it, or name another folder") from None
-        except OSError:  # a file system without locks
-            pass
+            raise InputError(what, "a folder is made by one", "wait for it, or name another folder")
         try:
             check_folder(folder)  # another may just have ended
             yield

@@ -63,11 +63,8 @@ def shards_of(location: str) -> tuple[str, list[str]] | None:
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         what = f"no shard {path.parent / missing[0]}"
-        raise InputError(
-            what,
-            f"{location} means {count(len(names), 'file')}, of which {len(missing):,} cannot be found",
-            "name those there",
-        )
+        cause = f"{location} means {count(len(names), 'file')}, of which {len(missing):,} cannot be found"
+        raise InputError(what, cause, "name those there")
     return str(path.parent), names
 
 

@@ -9,7 +9,6 @@ model.onnx.manifest.sig    Ed25519 over that file's bytes, 64 bytes
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hotloop.core.errors import FIXES, HotloopError, InputError
-from hotloop.core.files import fsync_directory, write_atomic
+from hotloop.core.files import fsync_directory, lock_at_once, write_atomic
 from hotloop.export.manifest import Manifest, StoredFile, parse
 
 if TYPE_CHECKING:  # what is neither signed nor encrypted needs no cryptography
@@ -263,10 +262,8 @@ def workspace(out: Path, replace: bool = False) -> Iterator[Path]:
         raise _cannot_write(out, error, InputError) from None
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{out} is in use", "another process exports it", "wait for it, or --out FILE") from None
+        if not lock_at_once(descriptor):
+            raise InputError(f"{out} is in use", "another process exports it", "wait for it, or --out FILE")
         try:
             for left in folder.iterdir():
                 left.unlink()

@@ -1,6 +1,5 @@
 """GPUs of this machine that launches hold: a lock on a file for each, which goes with the last process that has it."""
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from hotloop.core.errors import InputError
+from hotloop.core.files import lock_at_once
 from hotloop.core.live import is_safe
 from hotloop.core.machine import Machine
 from hotloop.core.units import count
@@ -54,7 +54,7 @@ def held(gpus: Sequence[str], number: int, name: str, folder: Path | None) -> It
         return
     with ExitStack() as stack:
         files = {gpu: stack.enter_context(_opened(folder, gpu)) for gpu in gpus}
-        taken = {gpu: file for gpu, file in files.items() if not _locked(file)}
+        taken = {gpu: file for gpu, file in files.items() if not lock_at_once(file)}
         wanted = list(gpus[:number])
         if busy := [gpu for gpu in wanted if gpu in taken]:
             who = taken[busy[0]].read().strip() or "another one"
@@ -83,11 +83,3 @@ def _fix(free: Sequence[str], number: int, who: str) -> str:
 def _opened(folder: Path, gpu: str) -> IO[str]:
     file = folder / f"{os.getuid()}-{gpu.replace('/', '-')}.lock"
     return os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -158,10 +158,8 @@ def _sync(evidence: Evidence) -> Iterator[Finding]:
     where, _, call = lines[0][0].rpartition(" ")
     named = ", ".join(f"{line} {format_seconds(seconds)}" for line, seconds in lines[:3])
     told = f"{share:.0%} of a step the GPU rests after such a wait; the longest: {named}"
-    gain, fix = (
-        share if measured is None else max(0.0, measured),
-        "keep values on the device and read them every 50 steps",
-    )
+    gain = share if measured is None else max(0.0, measured)
+    fix = "keep values on the device and read them every 50 steps"
     if evidence.measured.waits >= _MANY and evidence.watched.looks:
         whole = evidence.watched.lines.get(where, 0) / evidence.watched.looks
         gain = max(gain, min(whole, 1 - evidence.shares["compute"]))
