@@ -4,8 +4,9 @@ cost?
 The job trains a small ResNet on JPEG files of handwritten digits (`make demo` makes them), or is another one, such as
 examples/text with --set data.train=FILE and --values speed.compile=3 precision=3 speed.graph=2 speed.kernels=2
 threads=3. Each point of the grid is one trial of the length that the search gives its own at most. Both begin with
-nothing compiled. Then the best points of the grid and what the search has found are repeated by turns. Goals: at most
-3 % from the best, at most 15 % of the grid's cost.
+nothing compiled. Then the best points of the grid and what the search has found are repeated by turns. With --gpus
+several points of the grid are tried at once, each on a GPU with its share of the processors; all else has the first
+one's. Goals: at most 3 % from the best, at most 15 % of the grid's cost.
 """
 
 import argparse
@@ -14,14 +15,18 @@ import os
 import sys
 import tempfile
 import time
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from record import Figure, add_device, publish
 
+from hotloop.core.job import Job
 from hotloop.core.tuning import Settings, Trial
 from hotloop.tune.job_trials import JobTrials
 from hotloop.tune.search import Effort, Search
@@ -53,6 +58,42 @@ def nothing_compiled() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Place:
+    """A GPU, or none, and the processors beside it."""
+
+    gpu: str
+    processors: frozenset[int]
+
+    def take(self) -> None:
+        """What this thread starts from now on runs here."""
+        os.sched_setaffinity(0, self.processors)
+
+    def trials(self, job: Job) -> JobTrials:
+        return JobTrials(job, ChainMap({"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {}, os.environ))
+
+
+def places(gpus: int) -> list[Place]:
+    """A machine in equal parts."""
+    processors = sorted(os.sched_getaffinity(0))
+    share = len(processors) // max(1, gpus)
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",") if gpus else [""]
+    return [Place(name, frozenset(processors[n * share : (n + 1) * share])) for n, name in enumerate(names)]
+
+
+def part_of_grid(
+    space: Sequence[Knob], points: Iterator[Settings], job: Job, effort: Effort, place: Place
+) -> tuple[list[Trial], float]:
+    """Trials of the next points, as long as there are some, and how many seconds they took."""
+    place.take()
+    began, trials = time.monotonic(), []
+    with place.trials(job) as start:
+        for settings in points:
+            trials.append(one(space, settings, start, effort))
+            told(trials[-1])
+    return trials, time.monotonic() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -60,27 +101,30 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job; may be repeated")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--values", nargs="*", default=[f"{name}={count}" for name, count in CPU.items()])
+    parser.add_argument("--gpus", type=int, default=0)
     add_device(parser)
     arguments = parser.parse_args()
+    here = places(arguments.gpus)
+    here[0].take()
     kept = {name: int(count) for name, _, count in (each.partition("=") for each in arguments.values)}
-    every, start, _ = job_target(arguments.job, [f"device={arguments.device}", *arguments.set])
+    every, _, job = job_target(arguments.job, [f"device={arguments.device}", *arguments.set])
     space = tuple(replace(knob, values=knob.values[: kept[knob.name]]) for knob in every if knob.name in kept)
     effort = Effort(budget_seconds=24 * 3600.0)
 
-    with start:
+    with here[0].trials(job) as start:
         began = time.monotonic()
         with nothing_compiled():
             found = Search(space, start, effort, told).run((str(arguments.job),))
         searched = time.monotonic() - began
 
-        began = time.monotonic()
-        grid = []
+        names = [knob.name for knob in space]
+        every_point = itertools.product(*(knob.values for knob in space))
+        points = iter([dict(zip(names, values, strict=True)) for values in every_point])
         with nothing_compiled():
-            for values in itertools.product(*(knob.values for knob in space)):
-                settings = {knob.name: value for knob, value in zip(space, values, strict=True)}
-                grid.append(one(space, settings, start, effort))
-                told(grid[-1])
-            exhausted = time.monotonic() - began
+            with ThreadPoolExecutor(len(here)) as pool:
+                parts = list(pool.map(partial(part_of_grid, space, points, job, effort), here))
+            grid = [trial for trials, _ in parts for trial in trials]
+            exhausted = sum(seconds for _, seconds in parts)
 
             best = sorted((trial for trial in grid if trial.sample_seconds), key=lambda trial: trial.sample_seconds)[:3]
             contenders = [found.best, *(trial.settings for trial in best)]
@@ -93,6 +137,7 @@ def main() -> None:
         "goals": {"from_best": 0.03, "cost": 0.15},
         "from_best": medians[0] / min(medians) - 1,
         "cost": searched / exhausted,
+        "grid_on": len(here),
         "combinations": size_of(space),
         "trials": len(found.trials),
         "search_seconds": searched,
