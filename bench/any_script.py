@@ -3,7 +3,8 @@ that mending brings?
 
 Each script of `bench/bottlenecks/` has one bottleneck, which `--mended` takes out. It is timed as it is; then
 profiled, timed mended and timed as it is, several times over. Goals: every verdict right; predicted and real step times
-after mending within 10 % of the step, in the median; watching lengthens a step by at most 2 %.
+after mending within 10 % of the step, in the median; watching lengthens a step by at most 2 %. With --gpus scripts that
+need one run side by side, each on a GPU with its share of the processors, and then those that need two.
 """
 
 import argparse
@@ -11,11 +12,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from threading import Lock
 from typing import Any
 
+from places import Place, places, together
 from record import Figure, add_device, of_this_source, publish, record
 
 SCRIPTS = Path(__file__).parent / "bottlenecks"
@@ -64,32 +70,37 @@ def started(name: str, case: Case, device: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={case.ranks}", *script]
 
 
-def seconds(command: list[str]) -> float:
+def seconds(command: list[str], place: Place) -> float:
     """A step's, as the script itself takes it."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env={**place.environment}
+    )  # fmt: skip
     return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
 
 
-def profile(command: list[str]) -> dict[str, Any]:
+def profile(command: list[str], place: Place) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         whole = [sys.executable, "-m", "hotloop", "profile", "--json", "--out", f"{folder}/out", "--", *command]
-        done = subprocess.run(whole, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+        done = subprocess.run(
+            whole, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env={**place.environment}
+        )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def measured(name: str, case: Case, device: str, rounds: int, steps: int) -> dict[str, Any]:
+def measured(name: str, device: str, rounds: int, steps: int, place: Place) -> dict[str, Any]:
     """What was found in one script, and what was true.
 
     The script as it is is timed before and after it is profiled: what else a host does changes from minute to minute.
     """
+    case = CASES[name]
     plain, mended, profiles, errors = [], [], [], []
-    after = seconds(started(name, case, device, "--steps", str(steps)))
+    after = seconds(started(name, case, device, "--steps", str(steps)), place)
     for _ in range(rounds):
         before = after
-        profiles.append(profile(started(name, case, device, "--steps", "100000")))
-        mended.append(seconds(started(name, case, device, "--steps", str(steps), "--mended")))
-        after = seconds(started(name, case, device, "--steps", str(steps)))
+        profiles.append(profile(started(name, case, device, "--steps", "100000"), place))
+        mended.append(seconds(started(name, case, device, "--steps", str(steps), "--mended"), place))
+        after = seconds(started(name, case, device, "--steps", str(steps)), place)
         plain.append((before + after) / 2)
         errors.append(abs(1 - gain_of(profiles[-1], case) - mended[-1] / plain[-1]))
     shares = [found["step_seconds"]["mean"] / each for found, each in zip(profiles, plain, strict=True)]
@@ -121,18 +132,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--gpus", type=int, default=0, help="at work at once")
     add_device(parser)
     arguments = parser.parse_args()
-    scripts = of_this_source(f"any_script_{arguments.device}").get("scripts", {})
-    for name in arguments.only:
-        case = CASES[name]
-        if arguments.device not in case.on:
-            continue
-        one = scripts[name] = measured(name, case, arguments.device, arguments.rounds, arguments.steps)
-        error = "" if one["error"] is None else f", prediction off by {one['error']:.1%} of a step"
-        print(f"{name}: {one['verdicts']} {one['findings']}{error}", file=sys.stderr, flush=True)
-        record(f"any_script_{arguments.device}", content(scripts))  # a run that is cut off leaves what it has
-    publish(f"any_script_{arguments.device}", content(scripts), arguments.json)
+    device = arguments.device
+    scripts = of_this_source(f"any_script_{device}").get("scripts", {})
+    here, lock = places(arguments.gpus), Lock()
+
+    def work(names: Iterator[str], place: Place) -> None:
+        place.take()
+        for name in names:
+            one = measured(name, device, arguments.rounds, arguments.steps, place)
+            error = "" if one["error"] is None else f", prediction off by {one['error']:.1%} of a step"
+            print(f"{name}: {one['verdicts']} {one['findings']}{error}", file=sys.stderr, flush=True)
+            with lock:
+                scripts[name] = one
+                record(f"any_script_{device}", content(scripts))  # a run that is cut off leaves what it has
+
+    wanted = [name for name in arguments.only if device in CASES[name].on]
+    with ThreadPoolExecutor(len(here)) as pool:
+        list(pool.map(partial(work, iter([name for name in wanted if CASES[name].ranks == 1])), here))
+    work(iter([name for name in wanted if CASES[name].ranks > 1]), together(here))
+    publish(f"any_script_{device}", content(scripts), arguments.json)
 
 
 def content(scripts: dict[str, Any]) -> dict[str, Any]:

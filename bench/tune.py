@@ -15,15 +15,15 @@ import os
 import sys
 import tempfile
 import time
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
+from places import Place, places
 from record import Figure, add_device, publish
 
 from hotloop.core.job import Job
@@ -58,36 +58,13 @@ def nothing_compiled() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Place:
-    """A GPU, or none, and the processors beside it."""
-
-    gpu: str
-    processors: frozenset[int]
-
-    def take(self) -> None:
-        """What this thread starts from now on runs here."""
-        os.sched_setaffinity(0, self.processors)
-
-    def trials(self, job: Job) -> JobTrials:
-        return JobTrials(job, ChainMap({"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {}, os.environ))
-
-
-def places(gpus: int) -> list[Place]:
-    """A machine in equal parts."""
-    processors = sorted(os.sched_getaffinity(0))
-    share = len(processors) // max(1, gpus)
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",") if gpus else [""]
-    return [Place(name, frozenset(processors[n * share : (n + 1) * share])) for n, name in enumerate(names)]
-
-
 def part_of_grid(
     space: Sequence[Knob], points: Iterator[Settings], job: Job, effort: Effort, place: Place
 ) -> tuple[list[Trial], float]:
     """Trials of the next points, as long as there are some, and how many seconds they took."""
     place.take()
     began, trials = time.monotonic(), []
-    with place.trials(job) as start:
+    with JobTrials(job, place.environment) as start:
         for settings in points:
             trials.append(one(space, settings, start, effort))
             told(trials[-1])
@@ -111,7 +88,7 @@ def main() -> None:
     space = tuple(replace(knob, values=knob.values[: kept[knob.name]]) for knob in every if knob.name in kept)
     effort = Effort(budget_seconds=24 * 3600.0)
 
-    with here[0].trials(job) as start:
+    with JobTrials(job, here[0].environment) as start:
         began = time.monotonic()
         with nothing_compiled():
             found = Search(space, start, effort, told).run((str(arguments.job),))
