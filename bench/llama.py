@@ -192,7 +192,9 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in (*kinds, "by_hand")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        count = (sizes.windows + 3) * sizes.steps * sizes.ranks * sizes.context + 1
+        # The last step of an epoch is waited for on the GPU, others are not: no window may end with it.
+        steps = (sizes.windows + 5) * sizes.steps
+        count = steps * sizes.ranks * sizes.context + 1
         tokens = np.random.default_rng(0).integers(0, sizes.vocabulary, count)
         np.save(folder / "tokens.npy", tokens.astype(np.uint32 if sizes.vocabulary > 2**16 else np.uint16))
         for number in range(arguments.rounds):
