@@ -74,21 +74,21 @@ def started(name: str, case: Case, device: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={case.ranks}", *script]
 
 
+def printed(command: list[str], place: Place) -> str:
+    environment = {**place.environment, **KEPT}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env=environment)
+    return done.stdout
+
+
 def seconds(command: list[str], place: Place) -> float:
     """A step's, as the script itself takes it."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env={**place.environment, **KEPT}
-    )  # fmt: skip
-    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
+    return float(json.loads(printed(command, place).splitlines()[-1])["step_seconds"])
 
 
 def profile(command: list[str], place: Place) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         whole = [sys.executable, "-m", "hotloop", "profile", "--json", "--out", f"{folder}/out", "--", *command]
-        done = subprocess.run(
-            whole, stdout=subprocess.PIPE, text=True, timeout=600, check=True, env={**place.environment, **KEPT}
-        )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(printed(whole, place))
     return found
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--gpus", type=int, default=0, help="at work at once")
+    parser.add_argument("--gpus", type=int, default=0, help="that scripts run on side by side")
     add_device(parser)
     arguments = parser.parse_args()
     device = arguments.device

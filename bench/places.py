@@ -19,7 +19,7 @@ class Place:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Ours, whatever becomes of it, with these GPUs."""
+        """Our variables as they are when they are read, and these GPUs alone."""
         return ChainMap({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}, os.environ)
 
 

@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job; may be repeated")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--values", nargs="*", default=[f"{name}={count}" for name, count in CPU.items()])
-    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--gpus", type=int, default=0, help="that points of the grid are tried on side by side")
     add_device(parser)
     arguments = parser.parse_args()
     here = places(arguments.gpus)
@@ -96,6 +96,7 @@ def main() -> None:
 
         names = [knob.name for knob in space]
         every_point = itertools.product(*(knob.values for knob in space))
+        # Of a list, as threads share it: a generator cannot be asked by two at once.
         points = iter([dict(zip(names, values, strict=True)) for values in every_point])
         with nothing_compiled():
             with ThreadPoolExecutor(len(here)) as pool:
