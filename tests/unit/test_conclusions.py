@@ -194,6 +194,16 @@ def test_what_a_scripts_own_python_takes_is_seen_without_a_trace(
     assert [one.gain_at_most for one in found if one.id == "other.python"] == [pytest.approx(gain)]
 
 
+def test_what_clearing_the_cache_takes_is_not_the_scripts_own_python() -> None:
+    watched = replace(block("watched", 1.0), lines={"train.py:4": 90}, looks=100)
+    memory = {"num_device_alloc_a_step": 3.0, "num_device_free_a_step": 3.0, "num_empty_caches_a_step": 1.0}
+    made = measured(watched, device="cuda", memory=memory)
+    found = findings(evidence(made, {"no_empty_cache": 0.75}, other=0.85, compute=0.1))
+    assert [(one.id, one.gain_at_most) for one in found] == [
+        ("memory.thrash", 0.75), ("other.python", pytest.approx(0.15)),
+    ]  # fmt: skip
+
+
 def test_what_a_compiled_model_saves_is_its_own_python_too() -> None:
     watched = replace(block("watched", 1.0), lines={"model.py:3": 30, "train.py:4": 10}, looks=100, in_models=30)
     found = findings(evidence(measured(watched, device="cuda"), launch=0.7, other=0.2, compute=0.1))

@@ -243,11 +243,12 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
     total = sum(lines.values())
     where = max(own, key=lambda line: own[line])
     compiling = sum(step.compiling for step in evidence.watched.steps) / sum(s.seconds for s in evidence.watched.steps)
-    gain = max(0.0, share - compiling)
+    named = compiling + max(0.0, evidence.gain("no_empty_cache") or 0.0)  # by findings of their own
+    gain = max(0.0, share - named)
     on_gpu, most = evidence.measured.device == "cuda", share == max(evidence.shares.values())
     if on_gpu and most and evidence.watched.looks:  # a trace makes the launches between longer
         seen = (sum(own.values()) - evidence.watched.in_models) / evidence.watched.looks
-        gain = max(gain, min(seen, 1 - evidence.shares["compute"]) - compiling)
+        gain = max(gain, min(seen, 1 - evidence.shares["compute"]) - named)
     yield Finding(
         "other.python",
         "the script's own Python holds the training up",
