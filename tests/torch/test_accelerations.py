@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from hotloop.accelerate.plan import Plan
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.switches import FusedOptimizer, ZeroGrad
 from hotloop.accelerate.training import Training, models_seen
+from hotloop.accelerate.waiting import Batches, LoaderWorkers
 
 
 class Numbers(Dataset[int]):
@@ -281,6 +283,20 @@ class Net(nn.Module):
 def a_training(model: nn.Module) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Training(Plan(()), Ranks(), torch.device("cpu"), optimizer, models=[model])
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn", "forkserver"])
+def test_workers_that_take_seconds_to_start_are_left_as_they_are(context: str | None) -> None:
+    loading = Loading(pytest.fail)
+    loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context=context)
+    loading.current = lambda: SimpleNamespace(loader=loader)  # type: ignore[assignment,return-value]
+    training = a_training(nn.Linear(1, 1))
+    training.waits = 0.5
+    why = LoaderWorkers(Batches(loading), lambda: 1.0).unfit(training)
+    if context in (None, "fork"):
+        assert why == ""
+    else:
+        assert f"started by {context}" in why
 
 
 def a_step(model: nn.Module, images: torch.Tensor) -> float:

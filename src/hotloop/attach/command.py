@@ -13,7 +13,7 @@ from hotloop.core.errors import InputError
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
-_EXAMPLE = "hotloop profile -- python train.py"
+_EXAMPLE = "a program that is there, behind --, such as: -- python train.py"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
