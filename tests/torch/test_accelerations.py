@@ -187,6 +187,21 @@ def test_a_sampler_draws_as_often_as_without_us(loading: Loading) -> None:
     assert orders() == plain
 
 
+@pytest.mark.parametrize("how", HOWS)
+def test_a_pass_that_is_left_at_its_last_batch_leaves_the_next_ones_order(loading: Loading, how: How | None) -> None:
+    """As `zip` does: what torch's sampler draws at its end is drawn only where the script asks for more."""
+
+    def orders() -> list[list[int]]:
+        loader = a_loader(count=12)
+        return [
+            [number for _, batch in zip(range(4), loader, strict=False) for number in batch.tolist()] for _ in range(3)
+        ]
+
+    plain = orders()
+    loading.set_how(partial(settings_of, how) if how else None)
+    assert orders() == plain
+
+
 def test_an_error_of_the_script_comes_at_its_batch(loading: Loading, failures: list[str]) -> None:
     class Bad(Numbers):
         def __getitem__(self, index: int) -> int:

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import dataloader
+from torch.utils.data import BatchSampler, RandomSampler, dataloader
 
 from hotloop.accelerate.pace import Stock
 from hotloop.data.worker import NICE
@@ -47,10 +48,14 @@ class How:
 class IndexSource:
     """The index batches of one pass, as the loader's own sampler gives them. What that raises, the end too, is raised
     from then on: it is not asked again.
+
+    Args:
+        number: of them, if what is after the last one is asked for only by `end`; None: as soon as a lane wants more.
     """
 
-    def __init__(self, indices: Iterator[Any]) -> None:
+    def __init__(self, indices: Iterator[Any], number: int | None = None) -> None:
         self._indices = indices
+        self._left = inf if number is None else number
         self._back: deque[Any] = deque()
         self._ended = False
         self._error: Exception | None = None
@@ -60,9 +65,10 @@ class IndexSource:
             return self._back.popleft()
         if self._error:
             raise self._error
-        if self._ended:
+        if self._ended or not self._left:
             raise StopIteration
         try:
+            self._left -= 1
             return next(self._indices)
         except StopIteration:  # itself it would keep alive whoever has asked
             self._ended = True
@@ -74,6 +80,20 @@ class IndexSource:
     def give_back(self, indices: "deque[Any]") -> None:
         """They come again next, in their order."""
         self._back.extendleft(reversed(indices))
+
+    def end(self) -> None:
+        """The script has asked for what is after the last batch."""
+        self._left = inf
+        next(self, None)
+
+
+def number_until_draw(loader: Any) -> int | None:
+    """Of index batches, after which torch's sampler draws once more, from a generator of the script's perhaps; None if
+    it does not, or if workers of the script's would have it draw ahead.
+    """
+    batches = loader._index_sampler
+    sampler = batches.sampler if type(batches) is BatchSampler else batches
+    return len(batches) if type(sampler) is RandomSampler and not loader.num_workers else None
 
 
 class LaneIndices:
@@ -129,10 +149,10 @@ class OwnLane(LaneOfIndices):
 
     is_own = True
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, loader: Any, iterator: Any) -> None:
         self.iterator = iterator
         self.seed: int = iterator._base_seed
-        self.source = IndexSource(iterator._sampler_iter)
+        self.source = IndexSource(iterator._sampler_iter, number_until_draw(loader))
         self._indices = iterator._sampler_iter = LaneIndices(self.source)
 
     def next(self) -> Any:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch.utils.data import DataLoader, dataloader
 
-from hotloop.accelerate.lanes import How, IndexSource, Lane, OwnLane
+from hotloop.accelerate.lanes import How, IndexSource, Lane, OwnLane, number_until_draw
 from hotloop.accelerate.pace import Stock
 from hotloop.attach.patches import Patches
 
@@ -140,7 +140,7 @@ class Loading:
     def _pass(self, loader: Any, original: Callable[..., Any]) -> "Pass":
         if not self.how:
             self._drawn.add(loader)
-            return Pass(self, loader, OwnLane(original(loader)))
+            return Pass(self, loader, OwnLane(loader, original(loader)))
         # The same draws in the same order as torch's own iterators.
         indices, seed = iter(loader._index_sampler), 0
         persistent = loader.persistent_workers and loader.num_workers
@@ -149,7 +149,7 @@ class Loading:
             if loader.num_workers:
                 indices = iter(loader._index_sampler)
         self._drawn.add(loader)
-        found = Pass(self, loader, None, IndexSource(indices), seed)
+        found = Pass(self, loader, None, IndexSource(indices, number_until_draw(loader)), seed)
         if loader.num_workers:
             found.begin()
         return found  # without workers a loader asks its sampler when it is asked for a batch
@@ -323,6 +323,7 @@ class Pass:
                 batch = self.lane.next()
             except StopIteration:
                 if not self._next_lane:
+                    self._source.end()
                     raise
                 self.lane.end()
                 self.lane, self._next_lane = self._next_lane, None
