@@ -152,6 +152,12 @@ def test_bad_input(arguments: list[str], message: str, hotloop: Command) -> None
     assert len(done.err.splitlines()) == 3
 
 
+def test_what_cannot_be_written_at_the_end_is_told_before_the_search(hotloop: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = hotloop("tune", "--out", str(tmp_path / "pipe"), "--", sys.executable, "-c", "1", expect=2)
+    assert "pipe cannot be written" in done.err
+
+
 def test_a_script_that_fails_says_so(script: Path, hotloop: Command) -> None:
     script.write_text("import torch\nraise ValueError('no data')")
     done = hotloop("tune", "--", sys.executable, "train.py", expect=1)
