@@ -35,7 +35,7 @@ class Ranks:
     A rank that runs out of memory within a backward pass leaves the others waiting for its gradients. Therefore the
     first windows, and the first after each change of the pieces' size, are cautious: gradients stay where they are
     until all ranks have said that theirs are complete, and are averaged then. After those, memory holds what the same
-    shapes need, and gradients are averaged while backward runs.
+    shapes need, and gradients are averaged while backward runs. Windows stay cautious while weights get no gradient.
 
     Args:
         recover: whether a window is repeated when memory runs out; without, no window is cautious. Where ranks talk in
@@ -161,7 +161,8 @@ class Ranks:
             HotloopError: another rank cannot go on; or memory runs out here.
         """
         parameters = self.parameters()
-        code, *used = self.largest([0.0, *[float(parameter.grad is not None) for parameter in parameters]])
+        some = [float(parameter.grad is not None) for parameter in parameters]
+        code, missing, *used = self.largest([0.0, float(not all(some)), *some])
         if code == _SMALLER:
             raise PeerOutOfMemory("another rank ran out of memory")
         if code == _STOP:
@@ -171,8 +172,11 @@ class Ranks:
         self._agreed = True
         if self.apart:
             return
+        assert self._ddp is not None
+        if missing and not self._ddp.find_unused_parameters:  # during backward it would wait for those gradients
+            self.start_again()
         try:
-            for parameter in (parameter for parameter, some in zip(parameters, used, strict=True) if some):
+            for parameter in (parameter for parameter, found in zip(parameters, used, strict=True) if found):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self.average([parameter.grad])
@@ -201,7 +205,7 @@ class Ranks:
 
     def _tell(self, code: float) -> None:
         if self.cautious:
-            self.largest([code, *[0.0] * len(self.parameters())])
+            self.largest([code, 0.0, *[0.0] * len(self.parameters())])
 
     def window_done(self) -> None:
         """Count a window."""
