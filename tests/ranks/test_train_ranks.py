@@ -89,6 +89,14 @@ def test_bad_input_is_told_once_and_not_tried_again(hotloop: Command, job: Path)
     assert "starting all again" not in done.err
 
 
+def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "model.name=tiny:tied", "--set", "train.epochs=1", "--set"]
+    refused = hotloop("train", "job.toml", *words, "parallel=fsdp", expect=2)
+    assert 'parallel = "fsdp": the model has weights that several of its blocks share' in refused.err
+    assert "--set parallel=ddp" in refused.err
+    hotloop("train", "job.toml", *words, "parallel=ddp", expect=0)
+
+
 def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:exploding", expect=1)
     assert "the loss of step 1 is nan on rank" in done.err

@@ -50,6 +50,25 @@ def broad(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 1000), nn.ReLU(), nn.Linear(1000, num_classes))
 
 
+class Block(nn.Module):
+    """One of two that share a weight in `tied`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(48), nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.linear(self.norm(x))
+        return y
+
+
+def tied(num_classes: int = 2) -> nn.Module:
+    """Blocks with the same weight."""
+    first, second = Block(), Block()
+    second.linear.weight = first.linear.weight
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), first, second, nn.Linear(48, num_classes))
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
