@@ -188,17 +188,48 @@ def test_a_sampler_draws_as_often_as_without_us(loading: Loading) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_pass_that_is_left_at_its_last_batch_leaves_the_next_ones_order(loading: Loading, how: How | None) -> None:
-    """As `zip` does: what torch's sampler draws at its end is drawn only where the script asks for more."""
+@pytest.mark.parametrize(("workers", "count"), [(0, 12), (0, 11), (1, 12), (1, 11), (2, 12)])
+def test_a_pass_that_is_left_leaves_the_next_ones_order(
+    loading: Loading, how: How | None, workers: int, count: int
+) -> None:
+    """What torch's sampler draws at its end is drawn only where torch itself would ask for it."""
 
-    def orders() -> list[list[int]]:
-        loader = a_loader(count=12)
+    def orders(taken: int) -> list[list[int]]:
+        loader = a_loader(count, workers)
         return [
-            [number for _, batch in zip(range(4), loader, strict=False) for number in batch.tolist()] for _ in range(3)
+            [number for _, batch in zip(range(taken), loader, strict=False) for number in batch.tolist()]
+            for _ in range(3)
         ]
 
-    plain = orders()
+    plain = [orders(taken) for taken in range(1, 5)]
     loading.set_how(partial(settings_of, how) if how else None)
+    assert [orders(taken) for taken in range(1, 5)] == plain
+
+
+@pytest.mark.parametrize(("workers", "count"), [(0, 30), (0, 29), (1, 30)])
+def test_a_pass_that_is_left_after_a_switch_leaves_the_next_ones_order(
+    loading: Loading, workers: int, count: int
+) -> None:
+    def orders() -> list[list[int]]:
+        loader = a_loader(count, workers)
+        found = []
+        for left_at in range(5, 10):
+            found.append([])
+            for number, batch in enumerate(loader):
+                found[-1] += batch.tolist()
+                if number == 1:
+                    loading.set_how(None if loading.how else lambda loader: How(2, 3, False))
+                if number == left_at:
+                    break
+        return found
+
+    loading.remove()
+    loader = a_loader(count, workers)
+    plain = []
+    for left_at in range(5, 10):
+        batches = zip(range(left_at + 1), loader, strict=False)
+        plain.append([number for _, batch in batches for number in batch.tolist()])
+    loading.install()
     assert orders() == plain
 
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch.utils.data import DataLoader, dataloader
 
-from hotloop.accelerate.lanes import How, IndexSource, Lane, OwnLane, number_until_draw
+from hotloop.accelerate.lanes import How, IndexSource, Lane, OwnLane
 from hotloop.accelerate.pace import Stock
 from hotloop.attach.patches import Patches
 
@@ -149,7 +149,7 @@ class Loading:
             if loader.num_workers:
                 indices = iter(loader._index_sampler)
         self._drawn.add(loader)
-        found = Pass(self, loader, None, IndexSource(indices, number_until_draw(loader)), seed)
+        found = Pass(self, loader, None, IndexSource(indices, loader), seed)
         if loader.num_workers:
             found.begin()
         return found  # without workers a loader asks its sampler when it is asked for a batch
@@ -250,6 +250,7 @@ class Pass:
             loading.current = ref(self)
         try:
             with self._lock:
+                self._source.asked()
                 batch = self._ahead.popleft() if self._ahead else self._take()
                 if isinstance(batch, _Raised):
                     raise batch.error
@@ -323,7 +324,6 @@ class Pass:
                 batch = self.lane.next()
             except StopIteration:
                 if not self._next_lane:
-                    self._source.end()
                     raise
                 self.lane.end()
                 self.lane, self._next_lane = self._next_lane, None
