@@ -90,6 +90,13 @@ def test_a_step_of_a_job_is_timed_as_it_stands(
         step_seconds(other, os.environ)
 
 
+def test_of_an_error_of_three_lines_what_has_happened_is_told(make_images: Callable[..., Path]) -> None:
+    job = parse_job(tomllib.loads(RESNET_JOB.format(images=make_images(classes=2, each=64))), "job")
+    hot = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"learning_rate": 1e30})})
+    with pytest.raises(Failed, match=r"the loss of step [0-9]+ is (nan|inf)"):
+        step_seconds(hot, os.environ)
+
+
 def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:
     (tmp_path / "job.toml").write_text(RESNET_JOB.format(images=make_images(classes=2, each=64)))
     assert "data.workers" in hotloop("tune", "--dry-run", "job.toml", expect=0).out
