@@ -153,6 +153,19 @@ def test_more_workers_gain_what_their_waiting_at_once_leaves(
     assert all(fix in one.fix for one in found)
 
 
+def test_where_other_programs_take_the_processors_nothing_is_said_to_wait_for_a_disk() -> None:
+    """Its workers rest, and the thread that trains waits for a processor inside of the loader, too."""
+    resting = replace(LOADER, workers_busy=0.05)
+    for late, said in ((0.85, False), (0.03, True)):
+        watched = replace(block("watched", 1.0, input=0.5), late=late)
+        made = measured(watched, block("cached_batch", 0.3), loader=resting)
+        left_out = ablations(made, 0.5)
+        assert left_out[0].is_certain == said
+        assert [one.id for one in findings(evidence(made, {"cached_batch": 0.7}, input=0.5))] == (
+            ["input.slow_storage"] if said else []
+        )
+
+
 def test_workers_that_rest_are_no_finding_and_workers_that_crowd_the_training_are() -> None:
     resting, crowding = (replace(LOADER, workers_busy=busy) for busy in (0.06, 0.95))
     found = [

@@ -11,8 +11,6 @@ from hotloop.profile.measured import Block, LoaderFacts, Measured
 from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
 
 _WORTH_SAYING = 0.02
-_BUSY = 0.7
-"""Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
 _MOST_WORKERS = 16
 """That are advised: each is a process, of some hundred megabytes."""
 _MANY = 8
@@ -69,10 +67,12 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
     loader, share = evidence.measured.loader, evidence.shares["input"]
     measured = evidence.gain("cached_batch")
     gain = share if measured is None else max(0.0, measured)
-    if loader is None or (share < _WAITED and loader.workers_busy < _BUSY):
+    if loader is None or (share < _WAITED and not loader.is_busy):
         return  # workers that rest while nobody waits for them are as they should be
     waits = f"{share:.0%} of a step waits for the DataLoader"
     kind, title, why = _input_cause(loader, evidence.processors_a_rank)
+    if kind == "slow_storage" and evidence.watched.late >= share:
+        return  # the batches may have been there, and no processor to take them
     fix, gain = _input_fix(kind, evidence, loader, gain)
     yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line)
 
@@ -83,7 +83,7 @@ def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str]:
     if not loader.workers:
         return "no_workers", "samples are loaded by the training process itself", f"num_workers=0, {busy}"
     workers = f"{loader.workers} worker{'s' if loader.workers > 1 else ''}, {busy}"
-    if loader.workers_busy < _BUSY:
+    if not loader.is_busy:
         return "slow_storage", "workers wait for something that is not a processor: disk, network, locks", workers
     if loader.workers < processors:
         return "few_workers", "workers compute all the time, and processors are left", workers

@@ -258,7 +258,7 @@ class Watch:
             events[-1].synchronize()  # torch.cuda.synchronize does nothing under one of the conditions
             device_seconds = tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events))
         self._measured = self._measured.with_block(
-            Block(name, tuple(steps), activity.queued(), {}, device_seconds, own)
+            Block(name, tuple(steps), activity.queued(), activity.late(), {}, device_seconds, own)
         )
         self._write()  # whatever becomes of the script from here on
 
