@@ -97,6 +97,18 @@ def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) 
     hotloop("train", "job.toml", *words, "parallel=ddp", expect=0)
 
 
+def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
+    run, elsewhere = job.parent / "run", job.parent / "elsewhere"
+    with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
+        read_until(child, "step")
+        run.rename(elsewhere)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 1, err
+    assert f"error: {run} has gone\n" in err
+    assert "starting all again" not in err
+    assert not run.exists()
+
+
 def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:exploding", expect=1)
     assert "the loss of step 1 is nan on rank" in done.err
