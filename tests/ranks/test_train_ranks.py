@@ -109,6 +109,15 @@ def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
     assert not run.exists()
 
 
+def test_after_a_refusal_the_other_ranks_say_nothing(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "run.dir=run", "--set", "train.epochs=1"]
+    hotloop("train", "job.toml", *words, expect=0)
+    refused = hotloop("train", "job.toml", *words, "--set", "data.batch_size=6", expect=2)
+    lines = refused.err.strip().splitlines()
+    assert lines[0].endswith("was trained with data.batch_size = 4")
+    assert len(lines) == 3, refused.err
+
+
 def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:exploding", expect=1)
     assert "the loss of step 1 is nan on rank" in done.err
