@@ -97,6 +97,13 @@ def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) 
     hotloop("train", "job.toml", *words, "parallel=ddp", expect=0)
 
 
+def test_weights_of_two_types_are_not_divided(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "model.name=tiny:doubled", "--set", "parallel=fsdp"]
+    refused = hotloop("train", "job.toml", *words, expect=2)
+    assert 'parallel = "fsdp": the model has weights of float32 and float64 in one block' in refused.err
+    assert "--set parallel=ddp" in refused.err
+
+
 def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
     run, elsewhere = job.parent / "run", job.parent / "elsewhere"
     with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
@@ -303,8 +310,9 @@ def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotl
     assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-3)
 
 
-def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path) -> None:
-    options = ["--set", "model.name=tiny:striped", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
+@pytest.mark.parametrize("model", ["striped", "turned"])
+def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path, model: str) -> None:
+    options = ["--set", f"model.name=tiny:{model}", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
     assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out
 
 

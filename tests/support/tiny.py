@@ -69,6 +69,20 @@ def tied(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), first, second, nn.Linear(48, num_classes))
 
 
+def doubled(num_classes: int = 2) -> nn.Module:
+    """With weights of two types."""
+    model = perceptron(num_classes)
+    model.register_parameter("scale", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    return model
+
+
+def turned(num_classes: int = 2) -> nn.Module:
+    """With a weight whose rows do not lie one after the other."""
+    model = perceptron(num_classes)
+    model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())  # type: ignore[index]
+    return model
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

@@ -85,8 +85,13 @@ def indivisible(model: nn.Module) -> str:
     outside = [module for module in model.modules() if module not in inside]
     groups = [{*block.parameters()} for block in blocks]
     groups.append({own for module in outside for own in module.parameters(recurse=False)})
-    shared = sum(map(len, groups)) > len(set().union(*groups))
-    return "weights that several of its blocks share" if shared else ""
+    if sum(map(len, groups)) > len(set().union(*groups)):
+        return "weights that several of its blocks share"
+    for group in groups:
+        types = sorted({str(weight.dtype).removeprefix("torch.") for weight in group if weight.requires_grad})
+        if len(types) > 1:
+            return f"weights of {' and '.join(types)} in one block"
+    return ""
 
 
 def is_sharded(model: nn.Module) -> bool:
