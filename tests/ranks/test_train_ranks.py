@@ -104,6 +104,16 @@ def test_weights_of_two_types_are_not_divided(hotloop: Command, job: Path) -> No
     assert "--set parallel=ddp" in refused.err
 
 
+def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "model.name=tiny:sometimes", "--set", "checkpoint.every=1 step", "--set"]
+    ended = hotloop("train", "job.toml", *words, "parallel=ddp", "--set", "run.dir=run", expect=1)
+    assert ended.err.count("weights got no gradient in this step: 2.extra.weight, 2.extra.bias\n") == 1
+    assert "starting all again" not in ended.err
+    last = max(path.name for path in (job.parent / "run/checkpoints").iterdir())
+    assert last == "epoch-0000-step-00000003", "the next one holds gradients that were not averaged"
+    assert "finished" in hotloop("train", "job.toml", *words, "parallel=fsdp", expect=0).out
+
+
 def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
     run, elsewhere = job.parent / "run", job.parent / "elsewhere"
     with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:

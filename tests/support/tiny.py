@@ -83,6 +83,24 @@ def turned(num_classes: int = 2) -> nn.Module:
     return model
 
 
+class Sometimes(nn.Module):
+    """From its fourth step on a layer is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.extra, self.steps = nn.Linear(48, 48), nn.Linear(48, 48), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        y: Tensor = self.first(x)
+        return self.extra(y) if self.steps < 4 else y
+
+
+def sometimes(num_classes: int = 2) -> nn.Module:
+    """With weights that get no gradient in later steps."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Sometimes(), nn.Linear(48, num_classes))
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

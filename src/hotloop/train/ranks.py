@@ -139,18 +139,37 @@ class Ranks:
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Run forward and backward inside; at a window's end they average gradients, unless that is done after it."""
+        """Run forward and backward inside; at a window's end they average gradients, unless that is done after it.
+
+        Raises:
+            HotloopError: a weight got no gradient, and its bucket was not averaged.
+        """
         averages = self.several and last and not self._averages_after
         if self._ddp and self._normalising and not self._shares_buffers:
             self._ddp.require_forward_param_sync = False
         if self._ddp is None or self._ddp.static_graph or averages:
             with self.communication.buffers_of(self._ddp):
                 yield
+            if self._ddp and averages and not self._ddp.static_graph:
+                self._check_averaged(self._ddp)
             return
         if self._averages_after:
             self._ddp.require_forward_param_sync = False
         with self.communication.buffers_of(self._ddp), self._ddp.no_sync():
             yield
+
+    def _check_averaged(self, ddp: DistributedDataParallel) -> None:
+        """DDP would say it at the next forward pass only: after the update, and after a checkpoint."""
+        try:
+            ddp.reducer._check_reducer_finalized()
+        except RuntimeError as error:
+            without = [name for name, one in ddp.module.named_parameters() if one.requires_grad and one.grad is None]
+            raise HotloopError(
+                f"weights got no gradient in this step{': ' if without else ''}{', '.join(without[:3])}",
+                "ranks average gradients during backward, which waits for those of all weights",
+                "freeze what nothing uses (requires_grad_(False)), or add 0 times what it computes to the loss; "
+                "where no rank uses it in that step, --set parallel=fsdp does too",
+            ) from error
 
     def agree(self) -> None:
         """Wait until all ranks have their gradients of a cautious window; average them, unless that is done apart.
