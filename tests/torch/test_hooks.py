@@ -98,6 +98,29 @@ def test_cached_batches_come_at_once_and_the_loader_goes_on_afterwards(hooks: Ho
     assert [batch.item() for batch in batches] == [2, 3, 4, 5]
 
 
+class Told(Slow):
+    """Says how often it was asked by the process that trains."""
+
+    asked = 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        Told.asked += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_make_batches_of_samples_that_are_there(hooks: Hooks, context: str) -> None:
+    ablations = Ablations(torch, hooks)
+    loader = DataLoader(Told(), 2, num_workers=1, multiprocessing_context=context)
+    with ablations.collecting():
+        first = [batch.tolist() for batch in loader]
+    Told.asked = 0
+    with ablations.cached_samples():
+        given = [batch.tolist() for batch in loader]
+    assert given == ([[[0.0], [1.0]]] * 3 if context == "fork" else first)
+    assert Told.asked == (4 if context == "fork" else 0)  # once, here
+
+
 def test_each_epoch_of_persistent_workers_has_all_its_cached_batches(hooks: Hooks) -> None:
     ablations = Ablations(torch, hooks)
     loader = DataLoader(Slow(), 1, num_workers=1, persistent_workers=True)

@@ -207,6 +207,13 @@ def test_what_a_scripts_own_python_takes_is_seen_without_a_trace(
     assert [one.gain_at_most for one in found if one.id == "other.python"] == [pytest.approx(gain)]
 
 
+@pytest.mark.parametrize(("busy", "others"), [(0.9, "the DataLoader's workers"), (0.1, "something else")])
+def test_who_takes_the_processors_is_told(busy: float, others: str) -> None:
+    watched, loader = replace(block("watched", 1.0), queued=0.5), replace(LOADER, workers_busy=busy)
+    found = conclude([measured(watched, loader=loader)], Path(), ["python", "train.py"])[0]
+    assert any(f"50% of the time: used by {others}" in note for note in found.notes)
+
+
 def test_what_clearing_the_cache_takes_is_not_the_scripts_own_python() -> None:
     watched = replace(block("watched", 1.0), lines={"train.py:4": 90}, looks=100)
     memory = {"num_device_alloc_a_step": 3.0, "num_device_free_a_step": 3.0, "num_empty_caches_a_step": 1.0}

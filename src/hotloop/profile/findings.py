@@ -103,7 +103,9 @@ def _input_fix(kind: str, evidence: Evidence, loader: LoaderFacts, gain: float) 
         return f"DataLoader(..., num_workers={processors}, persistent_workers=True)", gain
     if kind == "few_workers":
         return f"num_workers={processors}", gain
-    return "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)", gain
+    samples = evidence.gain("cached_samples")  # batches would still have to be made and sent, by the same processors
+    fix = "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)"
+    return fix, gain if samples is None else max(0.0, samples)
 
 
 def _waiting_at_once(evidence: Evidence, loader: LoaderFacts, gain: float) -> tuple[str, float]:

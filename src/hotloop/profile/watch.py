@@ -310,6 +310,8 @@ class Watch:
             yield "fewer_threads", ablations.fewer_threads
         if ablations.has_batches:
             yield "cached_batch", ablations.cached_batches
+            if measured.loader and measured.loader.workers and measured.loader.is_busy:
+                yield "cached_samples", ablations.cached_samples
         if measured.device == "cuda":
             if ablations.has_batches:
                 yield "batch_on_device", ablations.batches_on_device
