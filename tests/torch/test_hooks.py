@@ -1,6 +1,7 @@
 """What a script's calls are watched by counts what it should, and leaves nothing behind."""
 
 import os
+import resource
 import threading
 import time
 from collections import OrderedDict, UserDict, defaultdict
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, dataloader
 
+from hotloop.attach.malloc import can_keep
 from hotloop.profile.ablations import Ablations, _same_containers
 from hotloop.profile.hooks import Hooks
 
@@ -142,6 +144,22 @@ def test_what_a_script_takes_out_of_a_cached_batch_is_there_again(hooks: Hooks) 
     with ablations.cached_batches():
         assert next(batches).pop("label").item() == 0
         assert next(batches).pop("label").item() == 0
+
+
+@pytest.mark.skipif(not can_keep(), reason="the C library has no such settings")
+def test_what_a_step_frees_is_kept_while_it_is_tried(hooks: Hooks) -> None:
+    def faults() -> int:
+        """To fill 48 MiB: the fewest of some times, as the first ones may find no room beside other blocks."""
+        found = []
+        for _ in range(8):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.ones(48 << 18)
+            found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return min(found)
+
+    assert faults() > 10_000
+    with Ablations(torch, hooks).kept_memory():
+        assert faults() < 100
 
 
 def test_threads_are_put_back(hooks: Hooks) -> None:

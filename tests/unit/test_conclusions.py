@@ -214,6 +214,15 @@ def test_who_takes_the_processors_is_told(busy: float, others: str) -> None:
     assert any(f"50% of the time: used by {others}" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("error", "found"), [(0.02, True), (0.3, False)])
+def test_page_faults_are_named_where_keeping_memory_is_proven_to_help(error: float, found: bool) -> None:
+    made = measured(block("watched", 1.0), memory={"num_page_faults_a_step": 6000.0})
+    told = findings(
+        Evidence(made, {**dict.fromkeys(KINDS, 0.0), "compute": 1.0}, (Ablation("kept_memory", 0.6, 0.4, error),))
+    )
+    assert [(one.id, one.gain_at_most) for one in told] == ([("memory.page_faults", 0.4)] if found else [])
+
+
 def test_what_clearing_the_cache_takes_is_not_the_scripts_own_python() -> None:
     watched = replace(block("watched", 1.0), lines={"train.py:4": 90}, looks=100)
     memory = {"num_device_alloc_a_step": 3.0, "num_device_free_a_step": 3.0, "num_empty_caches_a_step": 1.0}

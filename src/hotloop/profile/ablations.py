@@ -18,6 +18,7 @@ from multiprocessing import get_start_method
 from types import SimpleNamespace
 from typing import Any
 
+from hotloop.attach.malloc import keep_freed
 from hotloop.attach.patches import Patches
 from hotloop.profile.hooks import Hooks
 from hotloop.profile.lines import Places
@@ -272,6 +273,15 @@ class Ablations:
 
         with self._replaced(self._torch.cuda, ("empty_cache",), nothing):
             yield
+
+    @contextmanager
+    def kept_memory(self) -> Iterator[None]:
+        """What a step frees stays with the process."""
+        keep_freed(True)
+        try:
+            yield
+        finally:
+            keep_freed(False)
 
     @contextmanager
     def fewer_threads(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from hotloop.attach.malloc import KEEPING
 from hotloop.core.profile import Ablation, Finding, RankProfile
 from hotloop.core.units import count, format_seconds
 from hotloop.profile.measured import Block, LoaderFacts, Measured
@@ -58,7 +59,8 @@ def findings(evidence: Evidence) -> tuple[Finding, ...]:
     """All that are worth saying, the largest gain first."""
     found = [
         *_input(evidence), *_epoch_start(evidence), *_copy(evidence), *_sync(evidence), *_launch(evidence),
-        *_memory(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence), *_ranks(evidence),
+        *_memory(evidence), *_page_faults(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence),
+        *_ranks(evidence),
     ]  # fmt: skip
     return tuple(sorted((one for one in found if one.gain_at_most >= _WORTH_SAYING), key=lambda one: -one.gain_at_most))
 
@@ -183,6 +185,19 @@ def _launch(evidence: Evidence) -> Iterator[Finding]:
         f"{share:.0%} of a step the GPU rests while the host is at work inside of torch{and_models}",
         share + models,
         'model = torch.compile(model, mode="reduce-overhead"), or larger batches',
+    )
+
+
+def _page_faults(evidence: Evidence) -> Iterator[Finding]:
+    kept = next((one for one in evidence.ablations if one.name == "kept_memory" and one.is_certain), None)
+    if not kept:
+        return
+    yield Finding(
+        "memory.page_faults",
+        "memory that a step frees goes back to the system, which hands it out again page by page",
+        f"{evidence.measured.memory['num_page_faults_a_step']:,.0f} page faults a step",
+        kept.gain,
+        f"{KEEPING} in the environment",
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from hotloop.attach.activity import Activity
 from hotloop.attach.inside import Attachment, tell
 from hotloop.attach.live import PublishedScript
+from hotloop.attach.malloc import can_keep
 from hotloop.attach.steps import StepFinder, until_regular
 from hotloop.profile.ablations import Ablations
 from hotloop.profile.cupti import detach_after_tracing
@@ -43,6 +44,8 @@ _LOOK = 4
 _MOST_FOR_WAITS = 0.005
 """Of a step."""
 """Steps that go by before a condition is timed."""
+_MANY_FAULTS = 500
+"""A step: 2 MB that it got from the system anew."""
 _PATIENCE = 3
 """Times that a script may catch its own end before its process is ended at once."""
 
@@ -319,6 +322,8 @@ class Watch:
                 yield "no_sync", ablations.without_waits
             if measured.memory["num_empty_caches_a_step"]:
                 yield "no_empty_cache", ablations.without_empty_cache
+        elif can_keep() and measured.memory["num_page_faults_a_step"] > _MANY_FAULTS:
+            yield "kept_memory", ablations.kept_memory
 
     def _workers(self) -> list[int]:
         return [worker.pid for worker in getattr(self._hooks.loader(), "_workers", [])]
