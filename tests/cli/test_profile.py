@@ -219,6 +219,11 @@ def test_a_process_that_ends_at_once_has_trained_all_the_same(script: Path, hotl
     assert "it ended, before warm-up, watching and tracing were over" in done.err
 
 
+def test_a_command_that_fails_before_it_trains_is_not_told_that_it_was_too_short(hotloop: Command) -> None:
+    done = hotloop("profile", "--", sys.executable, "-c", "raise SystemExit(7)", expect=7)
+    assert "before the first step of an optimizer" in done.err
+
+
 def test_several_ranks_and_the_slow_one(script: Path, hotloop: Command) -> None:
     write(script, extra="time.sleep(0.03 * (torch.distributed.get_rank() == 1))")
     model, wrapped = "    optimizer =", "    model = torch.nn.parallel.DistributedDataParallel(model)\n    optimizer ="

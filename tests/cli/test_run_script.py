@@ -318,3 +318,19 @@ def _content(link: Path) -> bytes:
         return os.readlink(link).encode()
     except OSError:
         return b""
+
+
+def test_what_cannot_be_written_at_the_end_is_told_before_the_script_starts(hotloop: Command, tmp_path: Path) -> None:
+    """Else hours of training would end with that error, without the table and the script's exit code."""
+    os.mkfifo(tmp_path / "pipe")
+    done = hotloop("run", "--json-summary", str(tmp_path / "pipe"), "--", sys.executable, "-c", "print(1)", expect=2)
+    assert "pipe cannot be written" in done.err
+    assert done.out == ""
+
+
+def test_settings_below_zero_are_refused(hotloop: Command, tmp_path: Path) -> None:
+    file = tmp_path / "tuned.toml"
+    file.write_text('[run]\naccelerations = ["loader"]\nworkers = -3\n')
+    done = hotloop("run", "--settings", str(file), "--", sys.executable, "-c", "print(1)", expect=2)
+    assert "run.workers" in done.err
+    assert done.out == ""

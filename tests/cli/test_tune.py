@@ -90,6 +90,13 @@ def test_a_step_of_a_job_is_timed_as_it_stands(
         step_seconds(other, os.environ)
 
 
+def test_of_an_error_of_three_lines_what_has_happened_is_told(make_images: Callable[..., Path]) -> None:
+    job = parse_job(tomllib.loads(RESNET_JOB.format(images=make_images(classes=2, each=64))), "job")
+    hot = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"learning_rate": 1e30})})
+    with pytest.raises(Failed, match=r"the loss of step [0-9]+ is (nan|inf)"):
+        step_seconds(hot, os.environ)
+
+
 def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:
     (tmp_path / "job.toml").write_text(RESNET_JOB.format(images=make_images(classes=2, each=64)))
     assert "data.workers" in hotloop("tune", "--dry-run", "job.toml", expect=0).out
@@ -150,6 +157,12 @@ def test_bad_input(arguments: list[str], message: str, hotloop: Command) -> None
     done = hotloop("tune", *arguments, expect=2)
     assert message in done.err
     assert len(done.err.splitlines()) == 3
+
+
+def test_what_cannot_be_written_at_the_end_is_told_before_the_search(hotloop: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = hotloop("tune", "--out", str(tmp_path / "pipe"), "--", sys.executable, "-c", "1", expect=2)
+    assert "pipe cannot be written" in done.err
 
 
 def test_a_script_that_fails_says_so(script: Path, hotloop: Command) -> None:

@@ -89,6 +89,52 @@ def test_bad_input_is_told_once_and_not_tried_again(hotloop: Command, job: Path)
     assert "starting all again" not in done.err
 
 
+def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "model.name=tiny:tied", "--set", "train.epochs=1", "--set"]
+    refused = hotloop("train", "job.toml", *words, "parallel=fsdp", expect=2)
+    assert 'parallel = "fsdp": the model has weights that several of its blocks share' in refused.err
+    assert "--set parallel=ddp" in refused.err
+    hotloop("train", "job.toml", *words, "parallel=ddp", expect=0)
+
+
+def test_weights_of_two_types_are_not_divided(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "model.name=tiny:doubled", "--set", "parallel=fsdp"]
+    refused = hotloop("train", "job.toml", *words, expect=2)
+    assert 'parallel = "fsdp": the model has weights of float32 and float64 in one block' in refused.err
+    assert "--set parallel=ddp" in refused.err
+
+
+def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "model.name=tiny:sometimes", "--set", "checkpoint.every=1 step", "--set"]
+    ended = hotloop("train", "job.toml", *words, "parallel=ddp", "--set", "run.dir=run", expect=1)
+    assert ended.err.count("weights got no gradient in this step: 2.extra.weight, 2.extra.bias\n") == 1
+    assert "starting all again" not in ended.err
+    last = max(path.name for path in (job.parent / "run/checkpoints").iterdir())
+    assert last == "epoch-0000-step-00000003", "the next one holds gradients that were not averaged"
+    assert "finished" in hotloop("train", "job.toml", *words, "parallel=fsdp", expect=0).out
+
+
+def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
+    run, elsewhere = job.parent / "run", job.parent / "elsewhere"
+    with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
+        read_until(child, "step")
+        run.rename(elsewhere)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 1, err
+    assert f"error: {run} has gone\n" in err
+    assert "starting all again" not in err
+    assert not run.exists()
+
+
+def test_after_a_refusal_the_other_ranks_say_nothing(hotloop: Command, job: Path) -> None:
+    words = [*TWO, "--set", "run.dir=run", "--set", "train.epochs=1"]
+    hotloop("train", "job.toml", *words, expect=0)
+    refused = hotloop("train", "job.toml", *words, "--set", "data.batch_size=6", expect=2)
+    lines = refused.err.strip().splitlines()
+    assert lines[0].endswith("was trained with data.batch_size = 4")
+    assert len(lines) == 3, refused.err
+
+
 def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:exploding", expect=1)
     assert "the loss of step 1 is nan on rank" in done.err
@@ -274,8 +320,9 @@ def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotl
     assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-3)
 
 
-def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path) -> None:
-    options = ["--set", "model.name=tiny:striped", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
+@pytest.mark.parametrize("model", ["striped", "turned"])
+def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path, model: str) -> None:
+    options = ["--set", f"model.name=tiny:{model}", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
     assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out
 
 

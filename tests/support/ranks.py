@@ -6,7 +6,7 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - norm: with batch normalisation; memory runs out in the forward pass.
 - backward: memory runs out in the backward pass; wrapped in DistributedDataParallel even if it is alone.
 - static: DDP with a fixed graph.
-- unused: with a parameter that nothing uses.
+- unused: with a parameter that nothing uses, which DDP looks for; "idle": which it does not look for.
 - wrapped: DDP inside another module.
 - uneven: the second part of a window has one sample.
 - apart: gradients are averaged after backward, as captured steps do it.
@@ -135,7 +135,7 @@ def build(variant: str, most: int) -> nn.Module:
         model = nn.Sequential(Recomputed(nn.Sequential(nn.Linear(6, 16), nn.Tanh())), nn.Linear(16, 3))
     if variant == "held":
         model = Held(nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3)))
-    if variant == "unused":
+    if variant in ("unused", "idle"):
         model.register_parameter("nobody", nn.Parameter(torch.ones(3)))
     return model
 

@@ -50,6 +50,57 @@ def broad(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 1000), nn.ReLU(), nn.Linear(1000, num_classes))
 
 
+class Block(nn.Module):
+    """One of two that share a weight in `tied`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(48), nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.linear(self.norm(x))
+        return y
+
+
+def tied(num_classes: int = 2) -> nn.Module:
+    """Blocks with the same weight."""
+    first, second = Block(), Block()
+    second.linear.weight = first.linear.weight
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), first, second, nn.Linear(48, num_classes))
+
+
+def doubled(num_classes: int = 2) -> nn.Module:
+    """With weights of two types."""
+    model = perceptron(num_classes)
+    model.register_parameter("scale", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    return model
+
+
+def turned(num_classes: int = 2) -> nn.Module:
+    """With a weight whose rows do not lie one after the other."""
+    model = perceptron(num_classes)
+    model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())  # type: ignore[index]
+    return model
+
+
+class Sometimes(nn.Module):
+    """From its fourth step on a layer is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.extra, self.steps = nn.Linear(48, 48), nn.Linear(48, 48), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        y: Tensor = self.first(x)
+        return self.extra(y) if self.steps < 4 else y
+
+
+def sometimes(num_classes: int = 2) -> nn.Module:
+    """With weights that get no gradient in later steps."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Sometimes(), nn.Linear(48, num_classes))
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from hotloop.accelerate.plan import Plan
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.switches import FusedOptimizer, ZeroGrad
 from hotloop.accelerate.training import Training, models_seen
+from hotloop.accelerate.waiting import Batches, LoaderWorkers
 
 
 class Numbers(Dataset[int]):
@@ -185,6 +187,52 @@ def test_a_sampler_draws_as_often_as_without_us(loading: Loading) -> None:
     assert orders() == plain
 
 
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("workers", "count"), [(0, 12), (0, 11), (1, 12), (1, 11), (2, 12)])
+def test_a_pass_that_is_left_leaves_the_next_ones_order(
+    loading: Loading, how: How | None, workers: int, count: int
+) -> None:
+    """What torch's sampler draws at its end is drawn only where torch itself would ask for it."""
+
+    def orders(taken: int) -> list[list[int]]:
+        loader = a_loader(count, workers)
+        return [
+            [number for _, batch in zip(range(taken), loader, strict=False) for number in batch.tolist()]
+            for _ in range(3)
+        ]
+
+    plain = [orders(taken) for taken in range(1, 5)]
+    loading.set_how(partial(settings_of, how) if how else None)
+    assert [orders(taken) for taken in range(1, 5)] == plain
+
+
+@pytest.mark.parametrize(("workers", "count"), [(0, 30), (0, 29), (1, 30)])
+def test_a_pass_that_is_left_after_a_switch_leaves_the_next_ones_order(
+    loading: Loading, workers: int, count: int
+) -> None:
+    def orders() -> list[list[int]]:
+        loader = a_loader(count, workers)
+        found = []
+        for left_at in range(5, 10):
+            found.append([])
+            for number, batch in enumerate(loader):
+                found[-1] += batch.tolist()
+                if number == 1:
+                    loading.set_how(None if loading.how else lambda loader: How(2, 3, False))
+                if number == left_at:
+                    break
+        return found
+
+    loading.remove()
+    loader = a_loader(count, workers)
+    plain = []
+    for left_at in range(5, 10):
+        batches = zip(range(left_at + 1), loader, strict=False)
+        plain.append([number for _, batch in batches for number in batch.tolist()])
+    loading.install()
+    assert orders() == plain
+
+
 def test_an_error_of_the_script_comes_at_its_batch(loading: Loading, failures: list[str]) -> None:
     class Bad(Numbers):
         def __getitem__(self, index: int) -> int:
@@ -281,6 +329,20 @@ class Net(nn.Module):
 def a_training(model: nn.Module) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Training(Plan(()), Ranks(), torch.device("cpu"), optimizer, models=[model])
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn", "forkserver"])
+def test_workers_that_take_seconds_to_start_are_left_as_they_are(context: str | None) -> None:
+    loading = Loading(pytest.fail)
+    loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context=context)
+    loading.current = lambda: SimpleNamespace(loader=loader)  # type: ignore[assignment,return-value]
+    training = a_training(nn.Linear(1, 1))
+    training.waits = 0.5
+    why = LoaderWorkers(Batches(loading), lambda: 1.0).unfit(training)
+    if context in (None, "fork"):
+        assert why == ""
+    else:
+        assert f"started by {context}" in why
 
 
 def a_step(model: nn.Module, images: torch.Tensor) -> float:

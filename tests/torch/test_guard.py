@@ -172,3 +172,11 @@ def test_a_second_model_of_the_step_is_compiled_when_nothing_is_compared(monkeyp
     models[0].eval()(torch.ones(2, 4))
     assert not forward.guard.is_at_work, "validation has begun"
     forward.remove()
+
+
+def test_how_far_losses_are_apart_is_told_of_what_they_span() -> None:
+    """A loss that comes near to 0 is not twice as far from the exact one because it is half of it."""
+    told = Guard(pytest.fail)
+    told._told(torch.tensor(2.0), [torch.tensor(2.0)])
+    told._told(torch.tensor(2e-4), [torch.tensor(1e-4)])
+    assert told.largest == pytest.approx(1e-4 / 2, rel=1e-3)

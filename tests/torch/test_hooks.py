@@ -1,6 +1,7 @@
 """What a script's calls are watched by counts what it should, and leaves nothing behind."""
 
 import os
+import resource
 import threading
 import time
 from collections import OrderedDict, UserDict, defaultdict
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, dataloader
 
+from hotloop.attach.malloc import can_keep
 from hotloop.profile.ablations import Ablations, _same_containers
 from hotloop.profile.hooks import Hooks
 
@@ -98,6 +100,29 @@ def test_cached_batches_come_at_once_and_the_loader_goes_on_afterwards(hooks: Ho
     assert [batch.item() for batch in batches] == [2, 3, 4, 5]
 
 
+class Told(Slow):
+    """Says how often it was asked by the process that trains."""
+
+    asked = 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        Told.asked += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_make_batches_of_samples_that_are_there(hooks: Hooks, context: str) -> None:
+    ablations = Ablations(torch, hooks)
+    loader = DataLoader(Told(), 2, num_workers=1, multiprocessing_context=context)
+    with ablations.collecting():
+        first = [batch.tolist() for batch in loader]
+    Told.asked = 0
+    with ablations.cached_samples():
+        given = [batch.tolist() for batch in loader]
+    assert given == ([[[0.0], [1.0]]] * 3 if context == "fork" else first)
+    assert Told.asked == (4 if context == "fork" else 0)  # once, here
+
+
 def test_each_epoch_of_persistent_workers_has_all_its_cached_batches(hooks: Hooks) -> None:
     ablations = Ablations(torch, hooks)
     loader = DataLoader(Slow(), 1, num_workers=1, persistent_workers=True)
@@ -119,6 +144,22 @@ def test_what_a_script_takes_out_of_a_cached_batch_is_there_again(hooks: Hooks) 
     with ablations.cached_batches():
         assert next(batches).pop("label").item() == 0
         assert next(batches).pop("label").item() == 0
+
+
+@pytest.mark.skipif(not can_keep(), reason="the C library has no such settings")
+def test_what_a_step_frees_is_kept_while_it_is_tried(hooks: Hooks) -> None:
+    def faults() -> int:
+        """To fill 48 MiB: the fewest of some times, as the first ones may find no room beside other blocks."""
+        found = []
+        for _ in range(8):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.ones(48 << 18)
+            found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return min(found)
+
+    assert faults() > 10_000
+    with Ablations(torch, hooks).kept_memory():
+        assert faults() < 100
 
 
 def test_threads_are_put_back(hooks: Hooks) -> None:

@@ -8,8 +8,9 @@ from several import spread_over_two, train_together
 
 @pytest.mark.parametrize(
     ("window", "variant"),
-    [(1, "plain"), (2, "plain"), (1, "static"), (2, "static"), (1, "unused"), (1, "apart"), (2, "apart"), (1, "held")],
-)
+    [(1, "plain"), (2, "plain"), (1, "static"), (2, "static"), (1, "unused"), (1, "idle"), (2, "idle"), (1, "apart"),
+     (2, "apart"), (1, "held")],
+)  # fmt: skip
 def test_two_ranks_train_as_one_with_the_whole_batch(tmp_path: Path, window: int, variant: str) -> None:
     one = train_together(tmp_path / "one", 1, window, variant="plain" if variant == "apart" else variant)[0]
     two = train_together(tmp_path / "two", 2, window, variant=variant)
@@ -18,7 +19,7 @@ def test_two_ranks_train_as_one_with_the_whole_batch(tmp_path: Path, window: int
     means = [sum(pair) / 2 for pair in zip(two[0]["losses"], two[1]["losses"], strict=True)]
     assert means == pytest.approx(one["losses"], abs=1e-4)
     assert two[0]["told"] == []
-    if variant == "unused":
+    if variant in ("unused", "idle"):
         assert two[0]["weights"][:3] == [1.0] * 3
 
 

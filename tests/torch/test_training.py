@@ -25,6 +25,7 @@ from hotloop.core.run import Result
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
 from hotloop.train.host_memory import HostMemory
 from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated, Warned
+from hotloop.train.record import TensorBoard
 from hotloop.train.slow_rank import SlowRanks
 
 Make = Callable[..., Path]
@@ -475,6 +476,32 @@ def test_a_run_directory_that_cannot_be_written_any_more_fails_in_words(
     assert "cannot write" in caught.value.what
     assert "free some space" in caught.value.fix
     assert caught.value.exit_code == 1
+
+
+def test_a_run_whose_directory_has_gone_says_so(make_images: Make, tmp_path: Path) -> None:
+    def move(event: Event) -> None:
+        if isinstance(event, Logged) and event.progress.step == 3:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(HotloopError, match="run has gone"):
+        run(small(make_images(), tmp_path / "run", log__every=1), Told(move))
+    assert not (tmp_path / "run").exists()
+
+
+def test_events_that_cannot_be_written_at_the_end_do_not_hide_it(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = TensorBoard.close
+
+    def full(self: TensorBoard) -> None:
+        close(self)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorBoard, "close", full)
+    told = Told()
+    _, result = run(small(make_images(), tmp_path / "run", log__tensorboard=True, train__epochs=1), told)
+    assert result.status == "finished"
+    assert "TensorBoard's events are not complete: [Errno 28]" in told.of(Warned)[-1].text
 
 
 @pytest.mark.parametrize("kind", ["import", "arguments", "abstract"])

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -86,13 +87,8 @@ def test_a_crash_shows_the_scripts_own_traceback_alone(home: Path, capfd: pytest
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signals_reach_the_script(home: Path, number: signal.Signals) -> None:
-    code = (
-        "import os, signal\n"
-        f"signal.signal({int(number)}, lambda *_: os._exit(5))\n"
-        "print('ready', flush=True)\nsignal.pause()\n"
-    )
+def started(home: Path, code: str) -> "subprocess.Popen[str]":
+    """A process of its own group that runs some Python as a command; once that has said that it is ready."""
     ours = (
         "import os, sys\n"
         "from hotloop.attach.command import run_attached\n"
@@ -100,10 +96,40 @@ def test_signals_reach_the_script(home: Path, number: signal.Signals) -> None:
         f"attachment = Attachment({{}}, {str(home)!r}, {{}})\n"
         f"sys.exit(run_attached([sys.executable, '-c', {code!r}], attachment, os.environ))"
     )
-    with subprocess.Popen([sys.executable, "-c", ours], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
+    process = subprocess.Popen([sys.executable, "-c", ours], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_reach_the_script(home: Path, number: signal.Signals) -> None:
+    code = (
+        "import os, signal\n"
+        f"signal.signal({int(number)}, lambda *_: os._exit(5))\n"
+        "print('ready', flush=True)\nsignal.pause()\n"
+    )
+    with started(home, code) as process:
         process.send_signal(number)
+        assert process.wait(20) == 5
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_an_interrupt_comes_to_the_script_once_whomever_it_was_sent_to(
+    home: Path, send: Callable[[int, int], None]
+) -> None:
+    code = """
+import signal
+try:
+    print("ready", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    again = signal.sigtimedwait([signal.SIGINT], 2.5)
+raise SystemExit(6 if again else 5)
+"""
+    with started(home, code) as process:
+        send(process.pid, signal.SIGINT)
         assert process.wait(20) == 5
 
 

@@ -153,6 +153,19 @@ def test_more_workers_gain_what_their_waiting_at_once_leaves(
     assert all(fix in one.fix for one in found)
 
 
+def test_where_other_programs_take_the_processors_nothing_is_said_to_wait_for_a_disk() -> None:
+    """Its workers rest, and the thread that trains waits for a processor inside of the loader, too."""
+    resting = replace(LOADER, workers_busy=0.05)
+    for late, said in ((0.85, False), (0.03, True)):
+        watched = replace(block("watched", 1.0, input=0.5), late=late)
+        made = measured(watched, block("cached_batch", 0.3), loader=resting)
+        left_out = ablations(made, 0.5)
+        assert left_out[0].is_certain == said
+        assert [one.id for one in findings(evidence(made, {"cached_batch": 0.7}, input=0.5))] == (
+            ["input.slow_storage"] if said else []
+        )
+
+
 def test_workers_that_rest_are_no_finding_and_workers_that_crowd_the_training_are() -> None:
     resting, crowding = (replace(LOADER, workers_busy=busy) for busy in (0.06, 0.95))
     found = [
@@ -192,6 +205,32 @@ def test_what_a_scripts_own_python_takes_is_seen_without_a_trace(
     made = measured(watched, device=device)
     found = findings(evidence(made, other=other, launch=0.95 - other, compute=0.05))
     assert [one.gain_at_most for one in found if one.id == "other.python"] == [pytest.approx(gain)]
+
+
+@pytest.mark.parametrize(("busy", "others"), [(0.9, "the DataLoader's workers"), (0.1, "something else")])
+def test_who_takes_the_processors_is_told(busy: float, others: str) -> None:
+    watched, loader = replace(block("watched", 1.0), queued=0.5), replace(LOADER, workers_busy=busy)
+    found = conclude([measured(watched, loader=loader)], Path(), ["python", "train.py"])[0]
+    assert any(f"50% of the time: used by {others}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("error", "found"), [(0.02, True), (0.3, False)])
+def test_page_faults_are_named_where_keeping_memory_is_proven_to_help(error: float, found: bool) -> None:
+    made = measured(block("watched", 1.0), memory={"num_page_faults_a_step": 6000.0})
+    told = findings(
+        Evidence(made, {**dict.fromkeys(KINDS, 0.0), "compute": 1.0}, (Ablation("kept_memory", 0.6, 0.4, error),))
+    )
+    assert [(one.id, one.gain_at_most) for one in told] == ([("memory.page_faults", 0.4)] if found else [])
+
+
+def test_what_clearing_the_cache_takes_is_not_the_scripts_own_python() -> None:
+    watched = replace(block("watched", 1.0), lines={"train.py:4": 90}, looks=100)
+    memory = {"num_device_alloc_a_step": 3.0, "num_device_free_a_step": 3.0, "num_empty_caches_a_step": 1.0}
+    made = measured(watched, device="cuda", memory=memory)
+    found = findings(evidence(made, {"no_empty_cache": 0.75}, other=0.85, compute=0.1))
+    assert [(one.id, one.gain_at_most) for one in found] == [
+        ("memory.thrash", 0.75), ("other.python", pytest.approx(0.15)),
+    ]  # fmt: skip
 
 
 def test_what_a_compiled_model_saves_is_its_own_python_too() -> None:

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import dataloader
+from torch.utils.data import BatchSampler, RandomSampler, dataloader
 
 from hotloop.accelerate.pace import Stock
 from hotloop.data.worker import NICE
@@ -47,22 +49,40 @@ class How:
 class IndexSource:
     """The index batches of one pass, as the loader's own sampler gives them. What that raises, the end too, is raised
     from then on: it is not asked again.
+
+    What torch's sampler draws at its end, from a generator of the script's perhaps, is drawn when torch itself would
+    have asked for it, however far ahead a lane asks.
+
+    Args:
+        taken: by torch, before.
     """
 
-    def __init__(self, indices: Iterator[Any]) -> None:
+    def __init__(self, indices: Iterator[Any], loader: Any, taken: int = 0) -> None:
         self._indices = indices
+        self._left = self._until_end = inf
         self._back: deque[Any] = deque()
         self._ended = False
         self._error: Exception | None = None
+        batches = loader._index_sampler
+        sampler = batches.sampler if type(batches) is BatchSampler else batches
+        if type(sampler) is RandomSampler:
+            ends_with_last = False
+            if sampler is not batches:
+                ends_with_last = not batches.drop_last and len(sampler) % batches.batch_size > 0
+                self._indices = indices if taken else _index_batches(batches)
+            self._left = len(batches) - taken
+            self._until_end = len(batches) + (not ends_with_last) - asked_ahead(loader)
+        self._end_if_due()
 
     def __next__(self) -> Any:
         if self._back:
             return self._back.popleft()
         if self._error:
             raise self._error
-        if self._ended:
+        if self._ended or self._left <= 0:
             raise StopIteration
         try:
+            self._left -= 1
             return next(self._indices)
         except StopIteration:  # itself it would keep alive whoever has asked
             self._ended = True
@@ -74,6 +94,30 @@ class IndexSource:
     def give_back(self, indices: "deque[Any]") -> None:
         """They come again next, in their order."""
         self._back.extendleft(reversed(indices))
+
+    def asked(self) -> None:
+        """The script asks for one more batch."""
+        self._until_end -= 1
+        self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        if self._until_end <= 0 and not self._ended:
+            self._back.extend(self._indices)
+            self._ended = True
+
+
+def asked_ahead(loader: Any) -> int:
+    """Index batches that torch's own iterator asks for before the script asks for the first batch."""
+    return int(loader.num_workers) * (loader.prefetch_factor or 0)
+
+
+def _index_batches(batches: BatchSampler) -> Iterator[list[int]]:
+    """Its batches. It would itself ask the sampler for its end while it makes a last one that is smaller."""
+    indices, left = iter(batches.sampler), len(batches.sampler)  # type: ignore[arg-type]
+    for _ in range(len(batches)):
+        yield list(islice(indices, min(left, batches.batch_size)))
+        left -= batches.batch_size
+    deque(indices, maxlen=0)
 
 
 class LaneIndices:
@@ -129,10 +173,10 @@ class OwnLane(LaneOfIndices):
 
     is_own = True
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, loader: Any, iterator: Any) -> None:
         self.iterator = iterator
         self.seed: int = iterator._base_seed
-        self.source = IndexSource(iterator._sampler_iter)
+        self.source = IndexSource(iterator._sampler_iter, loader, taken=asked_ahead(loader))
         self._indices = iterator._sampler_iter = LaneIndices(self.source)
 
     def next(self) -> Any:

@@ -140,7 +140,7 @@ class Loading:
     def _pass(self, loader: Any, original: Callable[..., Any]) -> "Pass":
         if not self.how:
             self._drawn.add(loader)
-            return Pass(self, loader, OwnLane(original(loader)))
+            return Pass(self, loader, OwnLane(loader, original(loader)))
         # The same draws in the same order as torch's own iterators.
         indices, seed = iter(loader._index_sampler), 0
         persistent = loader.persistent_workers and loader.num_workers
@@ -149,7 +149,7 @@ class Loading:
             if loader.num_workers:
                 indices = iter(loader._index_sampler)
         self._drawn.add(loader)
-        found = Pass(self, loader, None, IndexSource(indices), seed)
+        found = Pass(self, loader, None, IndexSource(indices, loader), seed)
         if loader.num_workers:
             found.begin()
         return found  # without workers a loader asks its sampler when it is asked for a batch
@@ -250,6 +250,7 @@ class Pass:
             loading.current = ref(self)
         try:
             with self._lock:
+                self._source.asked()
                 batch = self._ahead.popleft() if self._ahead else self._take()
                 if isinstance(batch, _Raised):
                     raise batch.error

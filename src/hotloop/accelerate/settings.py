@@ -13,15 +13,15 @@ def read_settings(file: Path) -> Plan:
     Raises:
         InputError: it cannot be read, or says something else.
     """
-    from pydantic import BaseModel, ConfigDict, ValidationError
+    from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
     class Run(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
 
         accelerations: list[str]
-        workers: int = 0
-        prefetch_factor: int = 0
-        threads: int = 0
+        workers: NonNegativeInt = 0
+        prefetch_factor: NonNegativeInt = 0
+        threads: NonNegativeInt = 0
 
     fix = f"hotloop tune --out {file} -- python train.py"
     content = read_toml(file, fix)

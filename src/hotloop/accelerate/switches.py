@@ -1,7 +1,5 @@
 """Accelerations that are settings of torch, of its allocator, or of the optimizer."""
 
-import ctypes
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +7,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop.accelerate.training import Training
+from hotloop.attach.malloc import can_keep, keep_freed
 from hotloop.attach.patches import Patches
 
 
@@ -35,16 +34,8 @@ class Threads:
         torch.set_num_threads(self._before)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
-_USUAL_MMAP_MAX = 65536
-_KEPT_BYTES = 2**30
-"""Free memory at the heap's end that is not returned to the system, nor mapped in again page by page in each step."""
-
-
 class Allocator:
-    """Memory of the host that a step frees is kept for the next: glibc returns large blocks at once, and each page of
-    them costs a fault when it is written again: https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
+    """Memory of the host that a step frees is kept for the next."""
 
     name = "allocator"
 
@@ -54,19 +45,14 @@ class Allocator:
     def unfit(self, training: Training) -> str:
         if training.device.type != "cpu":
             return "the GPU's allocator keeps its memory by itself"
-        return "" if platform.libc_ver()[0] == "glibc" else "the C library has no mallopt"
+        return "" if can_keep() else "the C library has no mallopt"
 
     def switch_on(self, training: Training) -> None:
-        self._set(0, _KEPT_BYTES)
+        keep_freed(True)
         self.count = 1
 
     def switch_off(self) -> None:
-        self._set(_USUAL_MMAP_MAX, 2**17)
-
-    def _set(self, mapped: int, kept: int) -> None:
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_MAX, mapped)
-        library.mallopt(_M_TRIM_THRESHOLD, kept)
+        keep_freed(False)
 
 
 class CudnnAutotune:

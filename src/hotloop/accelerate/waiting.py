@@ -75,12 +75,13 @@ class LoaderWorkers:
         return self._batches.loading.batches
 
     def unfit(self, training: Training) -> str:
-        if not self._batches.loading.current():
+        current = self._batches.loading.current()
+        if not current:
             return "no DataLoader of indexed samples gives the batches"
         if training.waits < _WAITS:
             return f"waiting for batches is {training.waits:.1%} of a step"
-        if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
-            return "the script starts its processes in another way than by fork"
+        if (way := _start_method(current.loader)) != "fork":
+            return f"workers are started by {way}, which takes seconds for each"
         return ""
 
     def switch_on(self, training: Training) -> None:
@@ -99,6 +100,13 @@ class LoaderWorkers:
     def switch_off(self) -> None:
         self._batches.workers = None
         self._batches.changed()
+
+
+def _start_method(loader: Any) -> str:
+    """How the script wants a DataLoader's workers to be started; fork if it does not mind."""
+    if loader.multiprocessing_context:
+        return str(loader.multiprocessing_context.get_start_method())
+    return multiprocessing.get_start_method(allow_none=True) or "fork"
 
 
 class ImageFolder:

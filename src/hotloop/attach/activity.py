@@ -2,6 +2,7 @@
 
 import os
 import resource
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ class Activity:
         self._started = time.perf_counter()
         self._busy = _ended_seconds() + sum(map(_processor_seconds, workers))
         self._held_up = {worker: _schedstat(worker, 1) for worker in workers}
+        self._late = _schedstat("self", 1, str(threading.get_native_id()))
         self._queued = _schedstat("self", 1)
         self._ran = _schedstat("self", 0)
 
@@ -37,6 +39,11 @@ class Activity:
         waited, ran = _schedstat("self", 1) - self._queued, _schedstat("self", 0) - self._ran
         return waited / (waited + ran) if waited + ran > 0 else 0.0
 
+    def late(self) -> float:
+        """Share of the time in which the thread that asks, and has asked for this, waited for a processor."""
+        waited = _schedstat("self", 1, str(threading.get_native_id())) - self._late
+        return waited / (time.perf_counter() - self._started)
+
 
 def _ended_seconds() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -50,13 +57,13 @@ def _processor_seconds(process: int) -> float:
     return 0.0
 
 
-def _schedstat(process: int | str, number: int) -> float:
+def _schedstat(process: int | str, number: int, threads: str = "*") -> float:
     """Seconds that a process's threads have run (0) or waited for a processor (1):
     https://docs.kernel.org/scheduler/sched-stats.html
     """
     total = 0
     with suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
+        for thread in Path(f"/proc/{process}/task").glob(threads):
             with suppress(OSError, IndexError, ValueError):
                 total += int((thread / "schedstat").read_text().split()[number])
     return total / 1e9

@@ -4,17 +4,21 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hotloop.attach.inside import VARIABLE, Attachment
+from hotloop.attach.inside import INTERRUPTS, VARIABLE, Attachment
 from hotloop.core.errors import InputError
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
-_EXAMPLE = "hotloop profile -- python train.py"
+_EXAMPLE = "a program that is there, behind --, such as: -- python train.py"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_COMES_SECONDS = 1.0
+"""Within which a SIGINT to our process group has come to the command as well, on a busy machine too."""
+_LOOK_SECONDS = 0.01
 
 
 def run_attached(
@@ -32,7 +36,7 @@ def run_attached(
         InputError: there is no such program.
     """
     inside = attached_environment(command, attachment, environment)
-    with _forwarded_signals() as (children, forwarded):
+    with _interrupts(Path(attachment.folder)) as pipe, _forwarded_signals(pipe) as (children, forwarded):
         try:
             child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command
         except OSError as error:
@@ -61,9 +65,22 @@ def attached_environment(
 
 
 @contextmanager
-def _forwarded_signals() -> Iterator[tuple[list["subprocess.Popen[bytes]"], set[int]]]:
-    """What a scheduler sends us goes to the command, and is noted. Ctrl-C reaches it by itself, being of the same
-    group; it is not ignored here, which the command would inherit.
+def _interrupts(folder: Path) -> Iterator[int]:
+    """A pipe from which to read what signals come to the command's Python processes."""
+    name = folder / INTERRUPTS
+    os.mkfifo(name)
+    pipe = os.open(name, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+        name.unlink()
+
+
+@contextmanager
+def _forwarded_signals(interrupts: int) -> Iterator[tuple[list["subprocess.Popen[bytes]"], set[int]]]:
+    """What a scheduler sends us goes to the command, and is noted. So does a SIGINT that is sent to us alone; Ctrl-C
+    reaches the command by itself, being of the same group. It is not ignored here, which the command would inherit.
     """
     children: list[subprocess.Popen[bytes]] = []
     forwarded: set[int] = set()
@@ -73,12 +90,27 @@ def _forwarded_signals() -> Iterator[tuple[list["subprocess.Popen[bytes]"], set[
         for child in children:
             child.send_signal(number)
 
+    def interrupt(number: int, frame: object) -> None:
+        if not _came(interrupts, number):
+            forward(number, frame)
+
     heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
     before = {number: signal.signal(number, forward) for number in heard}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield children, forwarded
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _came(pipe: int, number: int) -> bool:
+    """Whether a process writes now that a signal has come to it, too."""
+    until = time.monotonic() + _COMES_SECONDS
+    while time.monotonic() < until:
+        with suppress(BlockingIOError):
+            if number in os.read(pipe, 65536):
+                return True
+        time.sleep(_LOOK_SECONDS)
+    return False

@@ -3,9 +3,11 @@
 import atexit
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +18,10 @@ from hotloop.attach.imports import when_imported
 
 VARIABLE = "HOTLOOP_ATTACH"
 """The environment variable that says what is to be started, as JSON."""
+INTERRUPTS = "interrupts"
+"""A pipe in the folder to which processes write the signals that come to them, one byte each."""
+_FAR = 700
+"""Descriptors from here on: what closes all that it knows of and opens others, a daemon say, gets lower ones."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ def start() -> None:
     if not Path(attachment.folder).is_dir():  # the one that waited for this process has gone
         return
     (Path(attachment.folder) / f"attached-{os.getpid()}").touch()
+    _note_interrupts(Path(attachment.folder))
     atexit.register(_stay_interrupted)  # before all others, so it runs after them
     for imported, entry in attachment.entries.items():
         when_imported(imported, partial(_begin, entry, attachment))
@@ -71,3 +78,13 @@ def _stay_interrupted() -> None:
     if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
         with suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")  # noqa: S102 - it is remembered again
+
+
+def _note_interrupts(folder: Path) -> None:
+    """Whoever started this process passes on a SIGINT unless it came here as well."""
+    with suppress(OSError, ValueError):  # it has gone; or few descriptors are allowed
+        pipe = os.open(folder / INTERRUPTS, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            signal.set_wakeup_fd(fcntl(pipe, F_DUPFD_CLOEXEC, _FAR), warn_on_full_buffer=False)
+        finally:
+            os.close(pipe)

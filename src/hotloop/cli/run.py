@@ -55,7 +55,7 @@ def run(
     from hotloop.accelerate.script import run_script
     from hotloop.accelerate.settings import read_settings
     from hotloop.core.errors import InputError
-    from hotloop.core.files import write_atomic
+    from hotloop.core.files import require_writable, write_atomic
 
     typed = [name for name in _CHOICES if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if settings and typed:
@@ -73,9 +73,8 @@ def run(
         return 0
     if not command:
         raise InputError("there is no command", "what to run comes after two dashes", "hotloop run -- python train.py")
-    if json_summary and not json_summary.absolute().parent.is_dir():
-        cause = f"there is no folder {json_summary.absolute().parent}"
-        raise InputError(f"{json_summary} cannot be written", cause, f"--json-summary {json_summary.name}")
+    if json_summary:
+        require_writable(json_summary, "--json-summary")
     found = run_script(command, plan, os.environ)
     if json_summary:
         write_atomic(json_summary, found.to_json().encode())

@@ -166,10 +166,12 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool) -> int:
             raise
         except Exception as error:
             if world.size == 1 or not (gone := peer_lost(error)):
+                world.claims("traceback")
                 raise
             if any(word in str(error) for word in BY_OTHERS):
                 world.note(f"{PEER_LOST}-{world.rank}", gone)
-            raise SystemExit(f"rank {world.rank} ends: {gone}") from None
+            told = world.claimed("error", "traceback")
+            raise SystemExit(1 if told else f"rank {world.rank} ends: {gone}") from None
         code = 0 if result.status == "finished" else _STOPPED_EARLY
         if world.local_rank == 0:
             world.note("code", str(code))

@@ -62,14 +62,13 @@ def tune(
 
     if importlib.util.find_spec("optuna") is None:
         raise InputError("tuning needs optuna", "it is not installed here", 'pip install "hotloop[tune]"')
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out} cannot be written", "there is no such folder", f"--out {out.name}")
-    from hotloop.core.files import write_atomic
+    from hotloop.core.files import require_writable, write_atomic
     from hotloop.tune.search import Effort, Search
     from hotloop.tune.settings import job_settings, script_settings
     from hotloop.tune.space import size_of
     from hotloop.tune.targets import job_target, script_target
 
+    require_writable(out, "--out")
     job: Job | None
     start: JobTrials | ScriptTrials
     if not ctx.meta["dashes"]:

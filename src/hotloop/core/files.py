@@ -69,6 +69,27 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     fsync_directory(path.parent)
 
 
+def require_writable(path: Path, option: str) -> None:
+    """Refuse, before long work, what `write_atomic` would refuse after it.
+
+    Args:
+        option: that names the file.
+
+    Raises:
+        InputError: there is no such folder, it is read-only, or there is something of that name that is no file.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        cause = f"there is no folder {folder}"
+    elif path.exists() and not path.is_file():
+        cause = "it is no file, but a folder or a device"
+    elif not os.access(folder, os.W_OK):
+        cause = f"the folder {folder} is read-only"
+    else:
+        return
+    raise InputError(f"{path} cannot be written", cause, f"{option} ~/{path.name}")
+
+
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Fill a directory under a temporary name; when the block ends well, fsync all of it and rename it to `path`.

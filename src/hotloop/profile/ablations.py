@@ -14,15 +14,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
+from multiprocessing import get_start_method
 from types import SimpleNamespace
 from typing import Any
 
+from hotloop.attach.malloc import keep_freed
 from hotloop.attach.patches import Patches
 from hotloop.profile.hooks import Hooks
 from hotloop.profile.lines import Places
 
 _KEPT = 4
-"""Batches of a loader that are given again and again."""
+"""Batches of a loader that are given again and again; samples that batches are made of."""
+_ENOUGH = 100_000
+"""Of those, for any number of steps."""
 _TORCH = "/torch/"
 _CALLS = 200
 """By which it is measured what a stand-in for a read takes."""
@@ -66,20 +70,55 @@ class Ablations:
         """Loaders give batches that they have given before, as many as they have left; their workers fill what they
         have room for, and rest. Loaders that have not been seen give their own.
         """
-
-        def again(iterator: Any, original: Callable[[], Any]) -> Any:
-            kept = self._kept_of(iterator._dataset, same=True) or self._kept_of(_kind(iterator), same=False)
-            if not kept:
-                return original()
-            with suppress(TypeError):  # an iterable without a length
-                if iterator._num_yielded >= len(iterator):
-                    raise StopIteration
-            iterator._num_yielded += 1  # the iterator's own: with persistent workers it serves all epochs
-            kept.batches.rotate(-1)
-            return _same_containers(kept.batches[-1])
-
-        with self._stand_in(again):
+        with self._stand_in(partial(self._again, lambda kept, iterator: kept.next())):
             yield
+
+    @contextmanager
+    def cached_samples(self) -> Iterator[None]:
+        """The same, but workers make them of samples that are there: what is left of loading is to collate and to send
+        them. Loaders whose workers cannot be started once more give batches as they are.
+        """
+        loaders: dict[int, Any] = {}
+
+        def made(kept: _Kept, iterator: Any) -> Any:
+            if id(kept) not in loaders:
+                loaders[id(kept)] = self._of_samples(iterator)
+            loader = loaders[id(kept)]
+            return next(loader) if loader else kept.next()
+
+        with self._stand_in(partial(self._again, made)):
+            try:
+                yield
+            finally:
+                for loader in filter(None, loaders.values()):
+                    loader._shutdown_workers()
+
+    def _again(self, give: Callable[["_Kept", Any], Any], iterator: Any, original: Callable[[], Any]) -> Any:
+        kept = self._kept_of(iterator._dataset, same=True) or self._kept_of(_kind(iterator), same=False)
+        if not kept:
+            return original()
+        with suppress(TypeError):  # an iterable without a length
+            if iterator._num_yielded >= len(iterator):
+                raise StopIteration
+        iterator._num_yielded += 1  # the iterator's own: with persistent workers it serves all epochs
+        return give(kept, iterator)
+
+    def _of_samples(self, iterator: Any) -> Any:
+        """An iterator like one with workers, of some samples of its data set; None if such a one cannot be made."""
+        try:
+            if (iterator._workers[0]._start_method or get_start_method()) != "fork":  # they take seconds to start
+                return None
+            samples = [iterator._dataset[index] for index in range(_KEPT)]
+            batch = [number % _KEPT for number in range(iterator._index_sampler.batch_size)]
+            return iter(
+                self._torch.utils.data.DataLoader(
+                    samples, batch_sampler=[batch] * _ENOUGH, num_workers=iterator._num_workers,
+                    collate_fn=iterator._collate_fn, pin_memory=iterator._pin_memory,
+                    prefetch_factor=iterator._prefetch_factor, worker_init_fn=iterator._worker_init_fn,
+                )
+            )  # fmt: skip
+        except Exception:  # whatever the script's data set has against being asked here
+            return None
 
     def _kept_of(self, what: Any, same: bool) -> "_Kept | None":
         """Of this data set; or of one made like it, for scripts that make theirs anew for each epoch."""
@@ -236,6 +275,15 @@ class Ablations:
             yield
 
     @contextmanager
+    def kept_memory(self) -> Iterator[None]:
+        """What a step frees stays with the process."""
+        keep_freed(True)
+        try:
+            yield
+        finally:
+            keep_freed(False)
+
+    @contextmanager
     def fewer_threads(self) -> Iterator[None]:
         """As many threads of torch's as this process has processors."""
         before = self._torch.get_num_threads()
@@ -257,6 +305,11 @@ class _Kept:
     dataset: Any
     kind: tuple[type, int | None]
     batches: deque[Any] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def next(self) -> Any:
+        """One that has been given before."""
+        self.batches.rotate(-1)
+        return _same_containers(self.batches[-1])
 
 
 def _kind(iterator: Any) -> tuple[type, int | None]:

@@ -100,7 +100,9 @@ def _notes(measured: Measured) -> tuple[str, ...]:
     assert watched
     fits = facts["threads"] * measured.local_world_size <= facts["processors"]
     if fits and watched.queued > _CROWDED:
-        found.append(f"threads waited for a processor {watched.queued:.0%} of the time: something else was using them")
+        loading = measured.loader and measured.loader.workers and measured.loader.is_busy
+        others = "the DataLoader's workers" if loading else "something else"
+        found.append(f"threads waited for a processor {watched.queued:.0%} of the time: used by {others}")
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ def script_facts(torch: Any, device: Any) -> dict[str, Any]:
 
 
 def allocator_counts(torch: Any, device: Any) -> dict[str, float]:
-    """Of torch's allocator of a GPU; names that begin with "num" count up."""
+    """Of torch's allocator of a GPU, or the host's pages; names that begin with "num" count up."""
     if device.type != "cuda":
-        return {}
+        return {"num_page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
     statistics = torch.cuda.memory_stats(device)
     free, total = torch.cuda.mem_get_info(device)
     return {

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from hotloop.attach.malloc import KEEPING
 from hotloop.core.profile import Ablation, Finding, RankProfile
 from hotloop.core.units import count, format_seconds
 from hotloop.profile.measured import Block, LoaderFacts, Measured
 from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
 
 _WORTH_SAYING = 0.02
-_BUSY = 0.7
-"""Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
 _MOST_WORKERS = 16
 """That are advised: each is a process, of some hundred megabytes."""
 _MANY = 8
@@ -60,7 +59,8 @@ def findings(evidence: Evidence) -> tuple[Finding, ...]:
     """All that are worth saying, the largest gain first."""
     found = [
         *_input(evidence), *_epoch_start(evidence), *_copy(evidence), *_sync(evidence), *_launch(evidence),
-        *_memory(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence), *_ranks(evidence),
+        *_memory(evidence), *_page_faults(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence),
+        *_ranks(evidence),
     ]  # fmt: skip
     return tuple(sorted((one for one in found if one.gain_at_most >= _WORTH_SAYING), key=lambda one: -one.gain_at_most))
 
@@ -69,10 +69,12 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
     loader, share = evidence.measured.loader, evidence.shares["input"]
     measured = evidence.gain("cached_batch")
     gain = share if measured is None else max(0.0, measured)
-    if loader is None or (share < _WAITED and loader.workers_busy < _BUSY):
+    if loader is None or (share < _WAITED and not loader.is_busy):
         return  # workers that rest while nobody waits for them are as they should be
     waits = f"{share:.0%} of a step waits for the DataLoader"
     kind, title, why = _input_cause(loader, evidence.processors_a_rank)
+    if kind == "slow_storage" and evidence.watched.late >= share:
+        return  # the batches may have been there, and no processor to take them
     fix, gain = _input_fix(kind, evidence, loader, gain)
     yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line)
 
@@ -83,7 +85,7 @@ def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str]:
     if not loader.workers:
         return "no_workers", "samples are loaded by the training process itself", f"num_workers=0, {busy}"
     workers = f"{loader.workers} worker{'s' if loader.workers > 1 else ''}, {busy}"
-    if loader.workers_busy < _BUSY:
+    if not loader.is_busy:
         return "slow_storage", "workers wait for something that is not a processor: disk, network, locks", workers
     if loader.workers < processors:
         return "few_workers", "workers compute all the time, and processors are left", workers
@@ -103,7 +105,9 @@ def _input_fix(kind: str, evidence: Evidence, loader: LoaderFacts, gain: float) 
         return f"DataLoader(..., num_workers={processors}, persistent_workers=True)", gain
     if kind == "few_workers":
         return f"num_workers={processors}", gain
-    return "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)", gain
+    samples = evidence.gain("cached_samples")  # batches would still have to be made and sent, by the same processors
+    fix = "cheaper transforms, a faster decoder, or smaller files (hotloop data pack --side)"
+    return fix, gain if samples is None else max(0.0, samples)
 
 
 def _waiting_at_once(evidence: Evidence, loader: LoaderFacts, gain: float) -> tuple[str, float]:
@@ -184,6 +188,19 @@ def _launch(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def _page_faults(evidence: Evidence) -> Iterator[Finding]:
+    kept = next((one for one in evidence.ablations if one.name == "kept_memory" and one.is_certain), None)
+    if not kept:
+        return
+    yield Finding(
+        "memory.page_faults",
+        "memory that a step frees goes back to the system, which hands it out again page by page",
+        f"{evidence.measured.memory['num_page_faults_a_step']:,.0f} page faults a step",
+        kept.gain,
+        f"{KEEPING} in the environment",
+    )
+
+
 def _memory(evidence: Evidence) -> Iterator[Finding]:
     memory = evidence.measured.memory
     allocations, frees = memory.get("num_device_alloc_a_step", 0.0), memory.get("num_device_free_a_step", 0.0)
@@ -243,11 +260,12 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
     total = sum(lines.values())
     where = max(own, key=lambda line: own[line])
     compiling = sum(step.compiling for step in evidence.watched.steps) / sum(s.seconds for s in evidence.watched.steps)
-    gain = max(0.0, share - compiling)
+    named = compiling + max(0.0, evidence.gain("no_empty_cache") or 0.0)  # by findings of their own
+    gain = max(0.0, share - named)
     on_gpu, most = evidence.measured.device == "cuda", share == max(evidence.shares.values())
     if on_gpu and most and evidence.watched.looks:  # a trace makes the launches between longer
         seen = (sum(own.values()) - evidence.watched.in_models) / evidence.watched.looks
-        gain = max(gain, min(seen, 1 - evidence.shares["compute"]) - compiling)
+        gain = max(gain, min(seen, 1 - evidence.shares["compute"]) - named)
     yield Finding(
         "other.python",
         "the script's own Python holds the training up",

@@ -9,6 +9,8 @@ from typing import Any
 
 ENOUGH = 6
 """Steps for a mean of slow ones."""
+_BUSY = 0.7
+"""Share of the time on a processor from which on a worker is held up by computing, and not by waiting."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class LoaderFacts:
     workers_busy: float = 0.0
     epoch_start_seconds: tuple[float, ...] = ()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether those who load are held up by computing."""
+        return self.workers_busy >= _BUSY
+
 
 @dataclass(frozen=True)
 class Block:
@@ -58,6 +65,7 @@ class Block:
     Attributes:
         name: "watched", "bare" (without any hook) or an ablation.
         queued: share of the time in which a thread of ours was ready but had no processor.
+        late: share of the time in which the thread that trains was.
         lines: how often a line of the script was seen at work, "FILE:LINE".
         device_seconds: of each step by the GPU's own events; empty on a CPU.
         own: seconds of the host a step that our stand-ins took.
@@ -68,6 +76,7 @@ class Block:
     name: str
     steps: tuple[StepTime, ...]
     queued: float = 0.0
+    late: float = 0.0
     lines: Mapping[str, int] = field(default_factory=dict)
     device_seconds: tuple[float, ...] = ()
     own: float = 0.0
@@ -78,8 +87,9 @@ class Block:
         """With further steps under the same condition."""
         parts = len(self.steps), len(more.steps)
         queued = (self.queued * parts[0] + more.queued * parts[1]) / sum(parts)
+        late = (self.late * parts[0] + more.late * parts[1]) / sum(parts)
         seconds = self.device_seconds + more.device_seconds
-        return replace(self, steps=self.steps + more.steps, queued=queued, device_seconds=seconds)
+        return replace(self, steps=self.steps + more.steps, queued=queued, late=late, device_seconds=seconds)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ def _ended_early(code: int, measured: Sequence[Measured]) -> HotloopError:
 
 def _unfinished(measured: Sequence[Measured]) -> str:
     """How far processes came none of which was measured to the end."""
+    if not measured:
+        return "it ended before the first step of an optimizer"
     failed = [note for one in measured for note in one.unseen if "Error: " in note]
     seen = max((one.steps_seen for one in measured), default=0)
     ended = f"it ended after {count(seen, 'step')}" if seen else "it ended"  # one that ends by os._exit has not counted

@@ -136,11 +136,10 @@ def ablations(measured: Measured, computing: float) -> tuple[Ablation, ...]:
     for block in left_out:
         if block.own:
             seconds[block.name] = min(seconds[block.name], max(seconds[block.name] - block.own, computing * whole))
-    errors = [math.hypot(step_seconds(base).error, step_seconds(block).error) / whole for block in left_out]
-    return tuple(
-        Ablation(name, each, 1 - each / whole, error)
-        for (name, each), error in zip(seconds.items(), errors, strict=True)
-    )
+    errors = {block.name: math.hypot(step_seconds(base).error, step_seconds(block).error) / whole for block in left_out}
+    if PROOFS["input"] in errors and measured.loader and measured.loader.workers and not measured.loader.is_busy:
+        errors[PROOFS["input"]] += watched.late  # other programs took the processors, for as long as they liked
+    return tuple(Ablation(name, each, 1 - each / whole, errors[name]) for name, each in seconds.items())
 
 
 def overhead_ratio(measured: Measured) -> float:

@@ -94,7 +94,8 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     job, saves = choose_background(job, model, machine, world)
     if job.parallel in DIVIDED and world.size > 1:
         check_shardable(job)
-        model.to(memory_format=torch.contiguous_format)  # weights without gaps only can be divided
+        for weight in model.parameters():  # those without gaps only can be divided
+            weight.data = weight.data.contiguous()
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     else:
         _place(job, model)

@@ -35,7 +35,7 @@ class Ranks:
     A rank that runs out of memory within a backward pass leaves the others waiting for its gradients. Therefore the
     first windows, and the first after each change of the pieces' size, are cautious: gradients stay where they are
     until all ranks have said that theirs are complete, and are averaged then. After those, memory holds what the same
-    shapes need, and gradients are averaged while backward runs.
+    shapes need, and gradients are averaged while backward runs. Windows stay cautious while weights get no gradient.
 
     Args:
         recover: whether a window is repeated when memory runs out; without, no window is cautious. Where ranks talk in
@@ -139,18 +139,37 @@ class Ranks:
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Run forward and backward inside; at a window's end they average gradients, unless that is done after it."""
+        """Run forward and backward inside; at a window's end they average gradients, unless that is done after it.
+
+        Raises:
+            HotloopError: a weight got no gradient, and its bucket was not averaged.
+        """
         averages = self.several and last and not self._averages_after
         if self._ddp and self._normalising and not self._shares_buffers:
             self._ddp.require_forward_param_sync = False
         if self._ddp is None or self._ddp.static_graph or averages:
             with self.communication.buffers_of(self._ddp):
                 yield
+            if self._ddp and averages and not self._ddp.static_graph:
+                self._check_averaged(self._ddp)
             return
         if self._averages_after:
             self._ddp.require_forward_param_sync = False
         with self.communication.buffers_of(self._ddp), self._ddp.no_sync():
             yield
+
+    def _check_averaged(self, ddp: DistributedDataParallel) -> None:
+        """DDP would say it at the next forward pass only: after the update, and after a checkpoint."""
+        try:
+            ddp.reducer._check_reducer_finalized()
+        except RuntimeError as error:
+            without = [name for name, one in ddp.module.named_parameters() if one.requires_grad and one.grad is None]
+            raise HotloopError(
+                f"weights got no gradient in this step{': ' if without else ''}{', '.join(without[:3])}",
+                "ranks average gradients during backward, which waits for those of all weights",
+                "freeze what nothing uses (requires_grad_(False)), or add 0 times what it computes to the loss; "
+                "where no rank uses it in that step, --set parallel=fsdp does too",
+            ) from error
 
     def agree(self) -> None:
         """Wait until all ranks have their gradients of a cautious window; average them, unless that is done apart.
@@ -161,7 +180,8 @@ class Ranks:
             HotloopError: another rank cannot go on; or memory runs out here.
         """
         parameters = self.parameters()
-        code, *used = self.largest([0.0, *[float(parameter.grad is not None) for parameter in parameters]])
+        some = [float(parameter.grad is not None) for parameter in parameters]
+        code, missing, *used = self.largest([0.0, float(not all(some)), *some])
         if code == _SMALLER:
             raise PeerOutOfMemory("another rank ran out of memory")
         if code == _STOP:
@@ -171,8 +191,11 @@ class Ranks:
         self._agreed = True
         if self.apart:
             return
+        assert self._ddp is not None
+        if missing and not self._ddp.find_unused_parameters:  # during backward it would wait for those gradients
+            self.start_again()
         try:
-            for parameter in (parameter for parameter, some in zip(parameters, used, strict=True) if some):
+            for parameter in (parameter for parameter, found in zip(parameters, used, strict=True) if found):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self.average([parameter.grad])
@@ -201,7 +224,7 @@ class Ranks:
 
     def _tell(self, code: float) -> None:
         if self.cautious:
-            self.largest([code, *[0.0] * len(self.parameters())])
+            self.largest([code, 0.0, *[0.0] * len(self.parameters())])
 
     def window_done(self) -> None:
         """Count a window."""

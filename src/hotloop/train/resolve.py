@@ -14,7 +14,7 @@ from hotloop.core.units import count, format_bytes, format_seconds
 from hotloop.data.loader import workers_for
 from hotloop.train.compiler import keep_compiled_code
 from hotloop.train.precision import choose_precision
-from hotloop.train.sharded import divisible
+from hotloop.train.sharded import indivisible
 from hotloop.train.world import ALONE, DIVIDED, World
 
 
@@ -66,7 +66,7 @@ def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list
     """Decide on `parallel`, and on `speed.graph` which depends on it, once the model is known."""
     state, room = state_bytes(job, model), torch.cuda.mem_get_info()[1] if job.device == "cuda" else 0
     room = min(world.gathered(room))  # cards may differ, and all ranks have to do the same
-    fits = not room or state <= STATE_SHARE * room or not divisible(model)
+    fits = not room or state <= STATE_SHARE * room or bool(indivisible(model))
     of = f" of the GPU's {format_bytes(room)}" if room else ""
     why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}"
     parallel = Choice("parallel", "ddp" if fits else "fsdp", why)

@@ -65,12 +65,8 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
-    if not divisible(model):
-        raise InputError(
-            'parallel = "fsdp": the model has weights without a dimension',
-            "they cannot be divided",
-            "--set parallel=ddp",
-        )
+    if found := indivisible(model):
+        raise InputError(f'parallel = "fsdp": the model has {found}', "they cannot be divided", "--set parallel=ddp")
     policy = MixedPrecisionPolicy(param_dtype=types.weights, reduce_dtype=types.gradients)
     for module in model.modules():
         if types.weights and isinstance(module, nn.modules.batchnorm._BatchNorm):  # with running statistics in float32
@@ -80,9 +76,22 @@ def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def divisible(model: nn.Module) -> bool:
-    """Whether FSDP2 takes its weights."""
-    return all(parameter.ndim for parameter in model.parameters())
+def indivisible(model: nn.Module) -> str:
+    """The weights that FSDP2 does not take; empty if it takes all."""
+    if not all(parameter.ndim for parameter in model.parameters()):
+        return "weights without a dimension"
+    blocks = repeated_blocks(model)
+    inside = {module for block in blocks for module in block.modules()}
+    outside = [module for module in model.modules() if module not in inside]
+    groups = [{*block.parameters()} for block in blocks]
+    groups.append({own for module in outside for own in module.parameters(recurse=False)})
+    if sum(map(len, groups)) > len(set().union(*groups)):
+        return "weights that several of its blocks share"
+    for group in groups:
+        types = sorted({str(weight.dtype).removeprefix("torch.") for weight in group if weight.requires_grad})
+        if len(types) > 1:
+            return f"weights of {' and '.join(types)} in one block"
+    return ""
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.core.errors import HotloopError, InputError, cannot_write
+from hotloop.core.errors import CheckpointError, HotloopError, InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 from hotloop.core.run import LAUNCHED, Result, Run, Status, open_run
@@ -88,7 +88,8 @@ def train_job(
         train, val = _sources(ready, decoding, stack, patience, deaths, observer.warn)
         run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
         world.note("run", str(run.directory))
-        recorders = [*(_recorders(job, run, stack) if world.first else []), _published(run, ready.job, heart, stack)]
+        recorders = _recorders(job, run, stack, observer.warn) if world.first else []
+        recorders.append(_published(run, ready.job, heart, stack))
         copies = _copies(job, run, resume, observer.warn, stack) if world.first and job.checkpoint.copy_to else None
         parts = Parts(
             job=ready.job,
@@ -130,21 +131,44 @@ _LOCK_SECONDS = 150.0
 
 
 def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
-    """The job and what it resumes: the run that these ranks have begun, if they were started again."""
+    """The job and what it resumes: the run that these ranks have begun, if they were started again.
+
+    Raises:
+        HotloopError: that run is no longer there.
+    """
     begun = world.noted("run")
     if not begun:
         return job, resume
+    if not Path(begun).is_dir():
+        raise _gone(Path(begun))
     job = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})})
     return job, "auto" if resume == "never" or world.noted("saved") else resume
 
 
-def _recorders(job: Job, run: Run, stack: ExitStack) -> list[Observer]:
+def _gone(directory: Path) -> HotloopError:
+    return HotloopError(
+        f"{directory} has gone",
+        "the run's directory was deleted or moved, or its disk is no longer mounted, while it trained",
+        "bring it back and start the same command again; anew: --set run.dir=NEW",
+    )
+
+
+def _recorders(job: Job, run: Run, stack: ExitStack, notify: Callable[[str], None]) -> list[Observer]:
     """What writes the run down; nobody else writes there meanwhile."""
     stack.enter_context(run.locked(_LOCK_SECONDS if os.environ.get(LAUNCHED) else 0.0))
-    recorders = [MetricsFile(run), *([TensorBoard(run)] if job.log.tensorboard else [])]
-    for recorder in recorders:
-        stack.callback(recorder.close)
-    return recorders
+    if not job.log.tensorboard:
+        return [MetricsFile(run)]
+    events = TensorBoard(run)
+
+    def close() -> None:
+        """What it still has to write must not hide why the run ended."""
+        try:
+            events.close()
+        except OSError as error:
+            notify(f"TensorBoard's events are not complete: {error}")
+
+    stack.callback(close)
+    return [MetricsFile(run), events]
 
 
 def _published(run: Run, job: Job, heart: Heart, stack: ExitStack) -> Observer:
@@ -360,8 +384,11 @@ class _Training:
 
     def _failure(self, error: Exception) -> Exception:
         """A failed write in words; other errors as they are."""
+        directory = self.parts.run.directory
+        if isinstance(error, OSError | CheckpointError) and not directory.is_dir():
+            return _gone(directory)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            return cannot_write(self.parts.run.directory, error, HotloopError)
+            return cannot_write(directory, error, HotloopError)
         return error
 
     def _end(self, result: Result, loop: Loop) -> None:

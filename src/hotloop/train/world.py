@@ -82,10 +82,17 @@ class World:
         if not self.folder:
             return True
         try:
-            (Path(self.folder) / f"{name}-{self.restarts}").touch(exist_ok=False)
+            self._claim(name).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
+
+    def claimed(self, *names: str) -> bool:
+        """Whether a rank of this host has asked for one of these."""
+        return bool(self.folder) and any(self._claim(name).exists() for name in names)
+
+    def _claim(self, name: str) -> Path:
+        return Path(self.folder) / f"{name}-{self.restarts}"
 
     def noted(self, name: str) -> str:
         """What was left; empty if nothing was."""

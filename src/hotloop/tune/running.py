@@ -136,5 +136,6 @@ class Running:
         """The line that says why it has ended."""
         content = (self._folder / OUTPUT).read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
         lines = [line.strip() for line in content.splitlines() if line.strip()]
+        lines = [line for line in lines if not line.startswith(("cause: ", "fix: "))] or lines
         named = [line for line in lines if "Error" in line.split(":")[0] or line.startswith("error:")]
         return (named or lines or [f"code {code}"])[-1]
