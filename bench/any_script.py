@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--gpus", type=int, default=0, help="that scripts run on side by side")
-    add_device(parser)
+    add_device(parser, for_cpus=True)
     arguments = parser.parse_args()
     device = arguments.device
     scripts = of_this_source(f"any_script_{device}").get("scripts", {})

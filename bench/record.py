@@ -54,12 +54,14 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add `--device`: without a GPU a bench only shows that it runs, with tiny sizes, and records nothing."""
+def add_device(parser: argparse.ArgumentParser, for_cpus: bool = False) -> None:
+    """Add `--device`: without a GPU a bench only shows that it runs, with tiny sizes, and records nothing; unless it is one
+    for CPUs as well.
+    """
     import torch  # not above: some benches need none
 
     found = torch.cuda.is_available()
-    if not found:
+    if not found and not for_cpus:
         print("no GPU here: tiny sizes on the CPU, figures that mean nothing, nothing recorded", file=sys.stderr)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if found else "cpu")
 

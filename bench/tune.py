@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--values", nargs="*", default=[f"{name}={count}" for name, count in CPU.items()])
     parser.add_argument("--gpus", type=int, default=0, help="that points of the grid are tried on side by side")
-    add_device(parser)
+    add_device(parser, for_cpus=True)
     arguments = parser.parse_args()
     here = places(arguments.gpus)
     here[0].take()
