@@ -2,17 +2,22 @@
 
 A trial starts the demo's job, disturbs it, starts it again until it has finished, and compares the weights with those
 of a run that was never disturbed: `python tests/faults/run.py --trials 100 --json`; half as many SIGTERMs, and so on.
+With --jobs so many trials run side by side, each with its share of the processors.
 """
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -51,6 +56,11 @@ class Faults:
         setattr(self, what, getattr(self, what) + 1)
         self.notes.append(f"{what}: {note}")
 
+    def add(self, more: "Faults") -> None:
+        for what in _COUNTS:
+            setattr(self, what, getattr(self, what) + getattr(more, what))
+        self.notes.extend(more.notes)
+
 
 @dataclass(frozen=True)
 class Undisturbed:
@@ -81,9 +91,9 @@ def finish(trial: Trial, faults: Faults, damaged: str = "") -> str:
     return ""
 
 
-def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undisturbed, faults: Faults) -> None:
+def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undisturbed) -> Faults:
     """One trial."""
-    faults.trials += 1
+    faults = Faults(trials=1)
     outcome = KINDS[kind][0](trial, moments, undisturbed.seconds)
     if outcome.wrong:
         faults.wrong("errors", outcome.wrong)
@@ -97,32 +107,51 @@ def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undist
     weights = finish(trial, faults, outcome.damaged)
     if weights and weights != undisturbed.weights:
         faults.wrong("mismatches", f"{trial.setting} from step {kept}")
+    return faults
 
 
-def run_trials(counts: dict[str, int], images: Path, seed: int = 0, settings: Sequence[str] = ()) -> dict[str, Faults]:
-    """So many trials of each kind, one after another.
+@contextmanager
+def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads, each of which starts processes on processors of its own."""
+    processors, shares = sorted(os.sched_getaffinity(0)), SimpleQueue[list[int]]()
+    for job in range(jobs):
+        shares.put(processors[job::jobs])
+    with ThreadPoolExecutor(jobs, initializer=lambda: os.sched_setaffinity(0, shares.get())) as pool:
+        yield pool
+
+
+def run_trials(
+    counts: dict[str, int], images: Path, seed: int = 0, settings: Sequence[str] = (), jobs: int = 1
+) -> dict[str, Faults]:
+    """So many trials of each kind.
 
     Args:
         settings: only these; all that a kind is for if there are none.
+        jobs: trials at a time.
     """
-    undisturbed: dict[str, Undisturbed] = {}
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for setting in settings or SETTINGS:
-            began = time.monotonic()
-            trial = Trial(images, Path(folder, f"undisturbed-{setting}"), setting)
-            weights = finish(trial, Faults())
-            assert weights, f"the undisturbed run failed: {setting}"
-            undisturbed[setting] = Undisturbed(weights, time.monotonic() - began)
-        for kind, count in counts.items():
-            moments = random.Random(f"{seed} {kind}")
-            faults = found[kind] = Faults()
-            turns = [setting for setting in KINDS[kind][1] if setting in undisturbed]
-            for number in range(count):
-                setting = turns[number % len(turns)]
-                trial = Trial(images, Path(folder, f"{kind}{number}".replace(" ", "-")), setting)
-                disturb(kind, trial, moments, undisturbed[setting], faults)
-                print(f"{kind} {number + 1}/{count} {setting}: {faults.notes[-1:]}", file=sys.stderr, flush=True)
+
+    def leave_alone(setting: str) -> Undisturbed:
+        began = time.monotonic()
+        weights = finish(Trial(images, Path(folder, f"undisturbed-{setting}"), setting), Faults())
+        assert weights, f"the undisturbed run failed: {setting}"
+        return Undisturbed(weights, time.monotonic() - began)
+
+    def turn(kind: str, number: int) -> Faults:
+        turns = [setting for setting in KINDS[kind][1] if setting in undisturbed]
+        setting = turns[number % len(turns)]
+        trial = Trial(images, Path(folder, f"{kind}{number}".replace(" ", "-")), setting)
+        faults = disturb(kind, trial, random.Random(f"{seed} {kind} {number}"), undisturbed[setting])
+        print(f"{kind} {number + 1}/{counts[kind]} {setting}: {faults.notes}", file=sys.stderr, flush=True)
+        return faults
+
+    with tempfile.TemporaryDirectory() as folder, side_by_side(jobs) as pool:
+        names = settings or tuple(SETTINGS)
+        undisturbed = dict(zip(names, pool.map(leave_alone, names), strict=True))
+        trials = {kind: [pool.submit(turn, kind, number) for number in range(count)] for kind, count in counts.items()}
+        found = {kind: Faults() for kind in counts}
+        for kind, turns in trials.items():
+            for each in turns:
+                found[kind].add(each.result())
     return found
 
 
@@ -131,6 +160,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100, help="SIGKILLs; other kinds have a share of that")
     parser.add_argument("--only", action="append", choices=KINDS, help="kinds")
     parser.add_argument("--images", type=Path, default=REPOSITORY / "examples/digits/images")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--record", action="store_true", help="write bench/results/faults.json")
@@ -139,7 +169,7 @@ def main() -> None:
     sys.path.insert(0, str(REPOSITORY / "bench"))
     from record import RESULTS, publish, source
 
-    faults = run_trials(counts, arguments.images.absolute(), arguments.seed)
+    faults = run_trials(counts, arguments.images.absolute(), arguments.seed, jobs=arguments.jobs)
     of_kinds = {kind: asdict(one) for kind, one in faults.items()}
     file = RESULTS / "faults.json"
     if arguments.record and file.exists() and (earlier := json.loads(file.read_text()))["source_sha256"] == source():
