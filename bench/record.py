@@ -55,8 +55,10 @@ def commit() -> str:
 
 
 def add_device(parser: argparse.ArgumentParser, for_cpus: bool = False) -> None:
-    """Add `--device`: without a GPU a bench only shows that it runs, with tiny sizes, and records nothing; unless it is one
-    for CPUs as well.
+    """Add `--device`: without a GPU a bench only shows that it runs, with tiny sizes, and records nothing.
+
+    Args:
+        for_cpus: it is one for them, too.
     """
     import torch  # not above: some benches need none
 
