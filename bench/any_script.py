@@ -40,12 +40,14 @@ class Case:
         findings: any of which names it; the gain of the first that is there is compared with the real one.
         on: devices on which it has its bottleneck.
         ranks: processes.
+        named_on: devices on which a finding names it.
     """
 
     verdict: str
     findings: tuple[str, ...]
     on: tuple[str, ...] = ("cpu", "cuda")
     ranks: int = 1
+    named_on: tuple[str, ...] = ("cpu", "cuda")
 
 
 CASES = {
@@ -56,7 +58,7 @@ CASES = {
     "copy_bound": Case("copy", ("copy",), ("cuda",)),
     "launch_bound": Case("launch", ("launch",), ("cuda",)),
     "sync_bound": Case("sync", ("sync",), ("cuda",)),
-    "compute_bound": Case("compute", ()),
+    "compute_bound": Case("compute", ("compute.float32",), named_on=("cuda",)),
     "memory_thrash": Case("other", ("memory.thrash",), ("cuda",)),
     "thread_oversubscription": Case("compute", ("threads.oversubscribed",), ("cpu",)),
     "recompilation": Case("other", ("recompiles",)),
@@ -98,6 +100,7 @@ def measured(name: str, device: str, rounds: int, steps: int, place: Place) -> d
     The script as it is is timed before and after it is profiled: what else a host does changes from minute to minute.
     """
     case = CASES[name]
+    named = device in case.named_on
     plain, mended, profiles, errors = [], [], [], []
     after = seconds(started(name, case, device, "--steps", str(steps)), place)
     for _ in range(rounds):
@@ -116,8 +119,8 @@ def measured(name: str, device: str, rounds: int, steps: int, place: Place) -> d
         "step_seconds": asdict(Figure.of(plain, "s")),
         "mended_seconds": asdict(Figure.of(mended, "s")),
         "gains": [gain_of(found, case) for found in profiles],
-        "error": median(errors) if case.findings else None,
-        "errors": errors if case.findings else [],
+        "error": median(errors) if named else None,
+        "errors": errors if named else [],
         "watched": asdict(Figure.of(shares, "x")),
         "overhead_ratio": asdict(Figure.of([found["overhead_ratio"] for found in profiles], "share")),
         "shares": [found["shares"] for found in profiles],

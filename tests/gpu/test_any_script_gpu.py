@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from command import Command
 
 from hotloop.core.profile import KINDS
@@ -89,6 +90,78 @@ def test_work_of_the_gpu_is_compute(script: Path, hotloop: Command) -> None:
     found = json.loads(done.out)
     assert found["verdict"] == "compute", (found["shares"], found["ablations"])
     assert found["shares"]["compute"] > 0.7
+    first = found["findings"][0]
+    assert (first["id"], first["outside"]) == ("compute.float32", "bf16")
+    assert 0.1 < first["gain_at_most"] < 0.9
+
+
+OWN = """
+import sys
+import torch
+
+kind = sys.argv[1]
+device, number = "cuda:0", torch.cuda.device_count()
+torch.manual_seed(0)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8)))
+        self.register_buffer("other", torch.eye(4096))
+
+    def forward(self, x):
+        x = self.layers(x)
+        return dict(out=torch.addmm(x, x, self.other) if kind == "objects" else x, mean=x.mean())
+
+class Strict(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+model = Net().to(device)
+if kind == "objects":
+    inner = model.layers.forward
+    model.layers.forward = lambda x: Strict.apply(inner(x))
+if kind == "parallel":
+    model = torch.nn.DataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+while True:
+    x = torch.randn(1024 * number + 1, 4096, device=device)
+    with torch.autocast("cuda", torch.bfloat16, enabled=kind == "autocast"):
+        found = model(x)
+    assert found["out"].shape == x.shape
+    assert len(found["mean"].view(-1)) == (number if kind == "parallel" else 1)
+    (found["out"].float().square().mean() + found["mean"].mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "autocast", "objects"])
+def test_a_model_under_autocast_is_timed_where_it_takes_it(script: Path, hotloop: Command, kind: str) -> None:
+    script.write_text(OWN)
+    done = hotloop("profile", "--json", "--out", "out", "--", sys.executable, "train.py", kind, expect=0, timeout=300)
+    found = json.loads(done.out)
+    timed = [one["gain"] for one in found["ablations"] if one["name"] == "bfloat16"]
+    assert len(timed) == (kind == "plain")
+    assert ("compute.float32" in {one["id"] for one in found["findings"]}) == (kind == "plain")
+    assert all(gain > 0.3 for gain in timed)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_what_data_parallel_costs_is_timed(script: Path, hotloop: Command) -> None:
+    script.write_text(OWN)
+    done = hotloop("profile", "--json", "--out", "out", "--", sys.executable, "train.py", "parallel", expect=0,
+                   timeout=300)  # fmt: skip
+    found = {one["id"]: one for one in json.loads(done.out)["findings"]}
+    assert 0.1 < found["data_parallel"]["gain_at_most"] < 1
+    assert "DistributedDataParallel" in found["data_parallel"]["fix"]
 
 
 def test_what_is_computed_exactly_is_the_scripts(script: Path, hotloop: Command) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.train.numa import processors_next_to
+from hotloop.train.numa import has_several_nodes, processors_next_to, processors_of_one_node
 
 
 def machine(root: Path, nodes: dict[int, str], gpus: dict[str, int]) -> Path:
@@ -38,3 +38,23 @@ def test_ranks_share_all_processors_each_next_to_its_gpu(
 ) -> None:
     root = machine(tmp_path, nodes, gpus)
     assert [processors_next_to(["a", "b"], rank, set(allowed), root) for rank in range(2)] == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpu", "allowed", "expected"),
+    [
+        ({0: "0-3", 1: "4-7"}, "a", range(8), {4, 5, 6, 7}),
+        ({0: "0-3", 1: "4-7"}, "a", [0, 1, 6], {6}),
+        ({0: "0-3", 1: "4-7"}, "", [0, 1, 6], {0, 1}),  # the node with the most
+        ({0: "0-3", 1: "4-7"}, "unknown", range(8), set()),
+        ({0: "0-3", 1: "4-7"}, "a", range(4), set()),  # there is no choice
+        ({0: "0-7"}, "a", range(8), set()),
+    ],
+)
+def test_a_process_alone_may_stay_on_one_memory_node(
+    tmp_path: Path, nodes: dict[int, str], gpu: str, allowed: range, expected: set[int]
+) -> None:
+    root = machine(tmp_path, nodes, {"a": 1})
+    assert processors_of_one_node(gpu, set(allowed), root) == expected
+    if expected:
+        assert has_several_nodes(set(allowed), root)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.accelerate.plan import EXACT, chosen
 from hotloop.core.errors import InputError
 from hotloop.core.profile import KINDS, Ablation, Profile, RankProfile, StepSeconds
 from hotloop.pages.profile import render_profile
@@ -221,6 +222,36 @@ def test_page_faults_are_named_where_keeping_memory_is_proven_to_help(error: flo
         Evidence(made, {**dict.fromkeys(KINDS, 0.0), "compute": 1.0}, (Ablation("kept_memory", 0.6, 0.4, error),))
     )
     assert [(one.id, one.gain_at_most) for one in told] == ([("memory.page_faults", 0.4)] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "outside"),
+    [("bfloat16", "compute.float32", "bf16"), ("first_gpu_alone", "data_parallel", "")],
+)
+@pytest.mark.parametrize(("error", "found"), [(0.02, True), (0.3, False)])
+def test_of_how_a_model_computes_is_said_what_was_timed_otherwise(
+    name: str, cause: str, outside: str, error: float, found: bool
+) -> None:
+    made = measured(block("watched", 1.0), device="cuda")
+    shares_found = {**dict.fromkeys(KINDS, 0.0), "compute": 1.0}
+    told = findings(Evidence(made, shares_found, (Ablation(name, 0.6, 0.4, error),)))
+    assert [(one.id, one.gain_at_most, one.outside) for one in told] == ([(cause, 0.4, outside)] if found else [])
+
+
+@pytest.mark.parametrize(("used", "said"), [(5e9, True), (90e9, False)])
+def test_larger_batches_are_advised_where_there_is_room_for_them(used: float, said: bool) -> None:
+    made = measured(block("watched", 1.0), device="cuda", memory={"peak_bytes": used, "total_bytes": 140e9})
+    (found,) = findings(evidence(made, launch=0.8, compute=0.2))
+    assert ("larger batches" in found.fix) == ("are in use" in found.evidence) == said
+
+
+def test_what_a_run_does_from_outside_are_accelerations_that_there_are() -> None:
+    loaders = [replace(LOADER, workers=n, workers_busy=b) for n, b in ((0, 0.9), (16, 0.0), (16, 0.95))]
+    loaders.append(replace(loaders[2], dataset="ImageFolder"))
+    found = [findings(evidence(measured(block("watched", 1.0), loader=one), input=0.5))[0] for one in loaders]
+    assert [one.outside for one in found] == ["loader", "loader", "", "image_folder"]
+    for one in found:
+        assert not one.outside or chosen(EXACT, [one.outside])
 
 
 def test_what_clearing_the_cache_takes_is_not_the_scripts_own_python() -> None:

@@ -1,6 +1,7 @@
 """`hotloop profile`."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,6 +173,8 @@ def _lines(profile: "Profile") -> Iterator[str]:
         yield f"{finding.gain_at_most:>5.1%} at most: {finding.title}"
         yield f"       {finding.evidence}"
         yield f"       fix: {finding.fix}"
+        if finding.outside:
+            yield f"       from outside: hotloop run --only {finding.outside} -- {shlex.join(profile.command)}"
         if finding.location:
             yield f"       at {finding.location}"
     yield ""

@@ -19,6 +19,7 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
+from hotloop.core.tuning import ProcessSettings
 from hotloop.core.units import count, escaped, format_amount, format_seconds
 from hotloop.launch.fruitless import STARTS, count_start
 
@@ -53,12 +54,12 @@ def train(
     On several machines each is started with the same words and a --node-rank of its own.
     """
     tuned: list[str] = []
+    process = ProcessSettings()
     if settings:
         from hotloop.tune.settings import read_job_settings
 
-        tuned, threads = read_job_settings(settings)
-        if threads:
-            os.environ["OMP_NUM_THREADS"] = str(threads)
+        tuned, process = read_job_settings(settings)
+        os.environ.update(process.environment)
     job = load_job(file, [*tuned, *overrides])
     host, port = _place(nnodes, node_rank, rdzv_endpoint)
     require_torch()
@@ -86,7 +87,7 @@ def train(
         nodes = ONE if alone else Nodes(nnodes, node_rank, host, port, rdzv_id)
         answering = answering_gpus if alone and job.device != "cpu" else None
         return train_in_ranks(in_ranks, number, job.ranks, _tell, answering, team_size(job, number * nnodes), nodes)
-    return _train(command, job, resume, as_json)
+    return _train(command, job, resume, as_json, process.numa)
 
 
 def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
@@ -140,10 +141,10 @@ def _tell(text: str) -> None:
     click.echo(f"hotloop: {text}", err=True)
 
 
-def _train(command: Sequence[str], job: Job, resume: str, as_json: bool) -> int:
+def _train(command: Sequence[str], job: Job, resume: str, as_json: bool, one_node: bool) -> int:
     """Train in this process."""
     from hotloop.cli.progress import rank_observer, terminal_observer
-    from hotloop.train.numa import bind
+    from hotloop.train.numa import bind, stay_on_one_node
     from hotloop.train.patience import StopRequested
     from hotloop.train.training import train_job
     from hotloop.train.world import BY_OTHERS, PEER_LOST, joined_world, peer_lost
@@ -151,6 +152,8 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool) -> int:
     with joined_world(job.device, job.ranks.timeout.amount) as world:
         if world.local_size > 1 and job.device != "cpu" and (bound := bind(world.local_rank, world.local_size)):
             _tell(bound)
+        if world.local_size == 1 and one_node:
+            stay_on_one_node(job.device == "cuda")
         try:
             with standard_output_to_error() if as_json else nullcontext():
                 observer = terminal_observer() if world.first else rank_observer(world.rank)

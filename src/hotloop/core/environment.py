@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+ALLOCATOR, _ALLOCATOR_BEFORE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+"""The allocator's settings, and the older name for those of a GPU's."""
 TRAINING = {
     # By default OpenMP's threads spin at the end of each loop until the last is done, which takes the processor from
     # whatever else runs (bench/contention.py).
@@ -15,7 +17,7 @@ TRAINING = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     # torch's allocator holds what is freed in pieces that larger tensors do not fit in. ResNet-50, batches of 460,
     # compiled and captured: of 18.5 GiB in use it held 24.0 GiB, and 18.9 GiB so (H200, torch 2.11).
-    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    ALLOCATOR: "expandable_segments:True",
 }
 """Of a training where nobody has set them otherwise: read once, when torch is imported or the GPU is first used."""
 
@@ -23,9 +25,14 @@ TRAINING = {
 def for_training(given: Mapping[str, str]) -> dict[str, str]:
     """An environment, and what a training should have besides."""
     ours = TRAINING
-    if "PYTORCH_CUDA_ALLOC_CONF" in given:  # the older name of the other
-        ours = {name: value for name, value in TRAINING.items() if name != "PYTORCH_ALLOC_CONF"}
+    if has_allocator_settings(given):
+        ours = {name: value for name, value in TRAINING.items() if name != ALLOCATOR}
     return {**ours, **given}
+
+
+def has_allocator_settings(given: Mapping[str, str]) -> bool:
+    """Whether somebody has said how torch's allocator is to be."""
+    return ALLOCATOR in given or _ALLOCATOR_BEFORE in given
 
 
 @contextmanager

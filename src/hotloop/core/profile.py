@@ -74,6 +74,7 @@ class Finding:
         gain_at_most: share of the step's time that mending it can save: measured where a part was left out, else by
             Amdahl's law.
         fix: what to change.
+        outside: the acceleration of `hotloop run` that does as much without a change of the script; empty: none does.
         location: "FILE:LINE" of the script, if one is known.
     """
 
@@ -83,6 +84,7 @@ class Finding:
     gain_at_most: float
     fix: str
     location: str = ""
+    outside: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,52 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+
+from pydantic import NonNegativeInt
+
+from hotloop.core.environment import ALLOCATOR
 
 Value = bool | int | float | str
 Settings = Mapping[str, Value]
 
 DONE, WORSE, FAILED = "done", "worse", "failed"
 """States of a trial: measured as long as was asked for; ended early, as it was certain to lose; it has broken."""
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Of the process that trains, for which a job has no keys.
+
+    Attributes:
+        threads: of loops on the CPU; 0: as they are.
+        numa: it stays on the processors of one memory node: its GPU's, or the largest.
+        expandable_segments: what the GPU's allocator holds may grow; else new pieces are asked of the driver.
+    """
+
+    threads: NonNegativeInt = 0
+    numa: bool = False
+    expandable_segments: bool = True
+
+    @classmethod
+    def of(cls, settings: Settings) -> "ProcessSettings":
+        """Those among others."""
+        return cls(**{name: settings[name] for name in cls.names() if name in settings})  # type: ignore[arg-type]
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    @property
+    def changed(self) -> Settings:
+        """Those that are not as they are without."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(ProcessSettings(), name)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that are read when torch is imported, or the GPU is first used."""
+        threads = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
+        return {**threads, **({} if self.expandable_segments else {ALLOCATOR: "expandable_segments:False"})}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ What is computed meanwhile is of no use: a script goes on with it only to be tim
 """
 
 import copy
-import gc
 import os
 import sys
 import time
@@ -239,30 +238,6 @@ class Ablations:
         elif isinstance(batch, list | tuple):
             for value in batch:
                 yield from self._tensors(value)
-
-    @contextmanager
-    def without_communication(self) -> Iterator[None]:
-        """DistributedDataParallel exchanges no gradients: what they cost is more than what of it shows, as ranks that
-        share processors or a bus compute more slowly meanwhile. Each rank then trains a model of its own.
-        """
-        models = self._data_parallel()
-        for model in models:
-            model.require_backward_grad_sync = False
-        try:
-            with self.cached_batches():
-                yield
-        finally:
-            for model in models:
-                model.require_backward_grad_sync = True
-
-    @property
-    def has_communication(self) -> bool:
-        """Whether there are models whose gradients ranks exchange."""
-        return bool(self._data_parallel())
-
-    def _data_parallel(self) -> list[Any]:
-        kind = self._torch.nn.parallel.DistributedDataParallel
-        return [found for found in gc.get_objects() if type(found) is kind]
 
     @contextmanager
     def without_empty_cache(self) -> Iterator[None]:

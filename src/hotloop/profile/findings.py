@@ -7,7 +7,7 @@ from statistics import fmean
 
 from hotloop.attach.malloc import KEEPING
 from hotloop.core.profile import Ablation, Finding, RankProfile
-from hotloop.core.units import count, format_seconds
+from hotloop.core.units import count, format_bytes, format_seconds
 from hotloop.profile.measured import Block, LoaderFacts, Measured
 from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
 
@@ -16,6 +16,8 @@ _MOST_WORKERS = 16
 """That are advised: each is a process, of some hundred megabytes."""
 _MANY = 8
 """Waits a step from which on what else their line does, to make values of a tensor, counts as well."""
+_ROOM = 0.5
+"""Share of a GPU's memory up to which batches may be twice as large."""
 _WAITED = 0.1
 """Share of a step from which on waiting for batches has a cause worth looking for."""
 
@@ -50,6 +52,10 @@ class Evidence:
     def processors_a_rank(self) -> int:
         return max(1, self.processors // self.measured.local_world_size)
 
+    def certain(self, name: str) -> Ablation | None:
+        """An ablation that has saved more than chance may."""
+        return next((one for one in self.ablations if one.name == name and one.is_certain), None)
+
     def gain(self, name: str) -> float | None:
         """Of an ablation; None if it was not done."""
         return next((one.gain for one in self.ablations if one.name == name), None)
@@ -60,7 +66,7 @@ def findings(evidence: Evidence) -> tuple[Finding, ...]:
     found = [
         *_input(evidence), *_epoch_start(evidence), *_copy(evidence), *_sync(evidence), *_launch(evidence),
         *_memory(evidence), *_page_faults(evidence), *_threads(evidence), *_recompiles(evidence), *_python(evidence),
-        *_ranks(evidence),
+        *_ranks(evidence), *_float32(evidence), *_data_parallel(evidence),
     ]  # fmt: skip
     return tuple(sorted((one for one in found if one.gain_at_most >= _WORTH_SAYING), key=lambda one: -one.gain_at_most))
 
@@ -76,7 +82,8 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
     if kind == "slow_storage" and evidence.watched.late >= share:
         return  # the batches may have been there, and no processor to take them
     fix, gain = _input_fix(kind, evidence, loader, gain)
-    yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line)
+    outside = {"slow_transform": "image_folder" if loader.dataset == "ImageFolder" else ""}.get(kind, "loader")
+    yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line, outside)
 
 
 def _input_cause(loader: LoaderFacts, processors: int) -> tuple[str, str, str]:
@@ -139,6 +146,7 @@ def _epoch_start(evidence: Evidence) -> Iterator[Finding]:
         extra / sum(step.seconds for step in steps),
         "DataLoader(..., persistent_workers=True)",
         loader.line,
+        "loader",
     )
 
 
@@ -151,7 +159,7 @@ def _copy(evidence: Evidence) -> Iterator[Finding]:
     fix = "copy a batch ahead: for batch in hotloop.prefetch(loader)"
     if not pinned:
         fix = f"DataLoader(..., pin_memory=True) and .to(device, non_blocking=True); or {fix}"
-    yield Finding("copy", "the GPU waits for copies from the host", evidence_text, gain, fix)
+    yield Finding("copy", "the GPU waits for copies from the host", evidence_text, gain, fix, outside="prefetch")
 
 
 def _sync(evidence: Evidence) -> Iterator[Finding]:
@@ -179,17 +187,20 @@ def _launch(evidence: Evidence) -> Iterator[Finding]:
     share, own = evidence.shares["launch"], sum(evidence.watched.lines.values())
     models = evidence.shares["other"] * evidence.watched.in_models / own if share and own else 0.0
     and_models = f", and {models:.0%} while it runs the model's own Python" if models >= _WORTH_SAYING else ""
+    used, total = (evidence.measured.memory.get(f"{name}_bytes", 0.0) for name in ("peak", "total"))
+    room = f"; {format_bytes(used)} of its {format_bytes(total)} are in use" if 0 < used < _ROOM * total else ""
     yield Finding(
         "launch",
         "the host launches kernels more slowly than the GPU runs them",
-        f"{share:.0%} of a step the GPU rests while the host is at work inside of torch{and_models}",
+        f"{share:.0%} of a step the GPU rests while the host is at work inside of torch{and_models}{room}",
         share + models,
-        'model = torch.compile(model, mode="reduce-overhead"), or larger batches',
+        f'model = torch.compile(model, mode="reduce-overhead"){", or larger batches" if room else ""}',
+        outside="compile",
     )
 
 
 def _page_faults(evidence: Evidence) -> Iterator[Finding]:
-    kept = next((one for one in evidence.ablations if one.name == "kept_memory" and one.is_certain), None)
+    kept = evidence.certain("kept_memory")
     if not kept:
         return
     yield Finding(
@@ -198,6 +209,7 @@ def _page_faults(evidence: Evidence) -> Iterator[Finding]:
         f"{evidence.measured.memory['num_page_faults_a_step']:,.0f} page faults a step",
         kept.gain,
         f"{KEEPING} in the environment",
+        outside="allocator",
     )
 
 
@@ -233,6 +245,7 @@ def _threads(evidence: Evidence) -> Iterator[Finding]:
         f"they waited for one {evidence.watched.queued:.0%} of the time",
         max(0.0, measured),
         f"OMP_NUM_THREADS={right}, or torch.set_num_threads({right})",
+        outside="threads",
     )
 
 
@@ -298,3 +311,31 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
             real if without is None else max(0.0, without),
             "more accumulation, gradients as bf16 (bf16_compress_hook), or a faster link",
         )
+
+
+def _float32(evidence: Evidence) -> Iterator[Finding]:
+    lower = evidence.certain("bfloat16")
+    if not lower:
+        return
+    products = "in TF32" if evidence.measured.facts["tf32"] else "without tensor cores"
+    yield Finding(
+        "compute.float32",
+        "the model computes in float32",
+        f"its matrix products {products}; under autocast to bfloat16 a step took {format_seconds(lower.step_seconds)}",
+        lower.gain,
+        'with torch.autocast("cuda", dtype=torch.bfloat16): around the model and the loss',
+        outside="bf16",
+    )
+
+
+def _data_parallel(evidence: Evidence) -> Iterator[Finding]:
+    alone = evidence.certain("first_gpu_alone")
+    if not alone:
+        return
+    yield Finding(
+        "data_parallel",
+        "DataParallel copies the model to all GPUs and gathers results from them, in each step and from one process",
+        f"where the first GPU did its part and nothing else, a step took {format_seconds(alone.step_seconds)}",
+        alone.gain,
+        "DistributedDataParallel, a process for each GPU: torchrun --nproc_per_node gpu",
+    )

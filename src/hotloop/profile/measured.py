@@ -38,6 +38,7 @@ class LoaderFacts:
 
     Attributes:
         line: where it is iterated over, "FILE:LINE".
+        dataset: name of its class.
         workers_busy: share of the time in which a worker was on a processor or waited for one, a mean over them;
             without workers, that the loading itself was.
         epoch_start_seconds: each time that an iteration began, until its first batch.
@@ -49,6 +50,7 @@ class LoaderFacts:
     pin_memory: bool = False
     persistent_workers: bool = False
     prefetch_factor: int = 0
+    dataset: str = ""
     workers_busy: float = 0.0
     epoch_start_seconds: tuple[float, ...] = ()
 
@@ -145,6 +147,10 @@ class Measured:
         known = self.block(block.name)
         blocks = tuple(one.plus(block) if one is known else one for one in self.blocks)
         return replace(self, blocks=blocks if known else (*blocks, block))
+
+    def without_block(self, name: str) -> "Measured":
+        """Without what was measured under that name."""
+        return replace(self, blocks=tuple(block for block in self.blocks if block.name != name))
 
     def save(self, folder: Path) -> None:
         """Write it to a file of this process's in `folder`."""

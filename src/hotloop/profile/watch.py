@@ -26,6 +26,7 @@ from hotloop.profile.facts import allocator_counts, script_facts
 from hotloop.profile.hooks import Hooks, unnamed
 from hotloop.profile.lines import Lines
 from hotloop.profile.measured import ENOUGH, Block, LoaderFacts, Measured, StepTime
+from hotloop.profile.models import Models
 from hotloop.profile.plan import Plan
 
 Steps = Generator[int, list[StepTime], None]
@@ -39,11 +40,13 @@ thread was looked at 64 times, and the share of its busiest line was off by 0.1 
 _TURNS = 4
 """Watched and bare steps take turns."""
 _SETTLE = 3
+"""Steps that go by before a condition is timed."""
 _LOOK = 4
 """Steps in which waits are counted."""
 _MOST_FOR_WAITS = 0.005
 """Of a step."""
-"""Steps that go by before a condition is timed."""
+_BFLOAT16 = (8, 0)
+"""Compute capability from which on cards multiply in it."""
 _MANY_FAULTS = 500
 """A step: 2 MB that it got from the system anew."""
 _PATIENCE = 3
@@ -74,6 +77,7 @@ class Watch:
         self._folder = folder
         self._hooks = Hooks(torch)
         self._ablations = Ablations(torch, self._hooks)
+        self._models = Models(torch)
         self._device: Any = None
         self._measured = Measured()
         self._steps: list[StepTime] = []
@@ -199,6 +203,9 @@ class Watch:
                 self._tell(f"timing steps under the condition {name.replace('_', ' ')}")
                 with condition():
                     yield from self._block(name, max(_FEWEST, number // 2), _SETTLE)
+                if self._models.objection:
+                    self._models.objection = ""
+                    self._measured = self._measured.without_block(name)
         self._measured = replace(self._measured, complete=True)
 
     def _tell(self, text: str) -> None:
@@ -306,11 +313,16 @@ class Watch:
         ablations, measured = self._ablations, self._measured
         if measured.world_size > 1:
             yield "cached_batch", ablations.cached_batches
-            if ablations.has_communication:
-                yield "no_communication", ablations.without_communication
+            if self._models.distributed:
+                yield "no_communication", self._alone
             return
         if measured.facts["threads"] > measured.facts["processors"]:
             yield "fewer_threads", ablations.fewer_threads
+        if measured.device == "cuda":
+            if self._models.on_several_gpus:
+                yield "first_gpu_alone", self._models.first_part_alone
+            if self._models.in_float32 and self._torch.cuda.get_device_capability(self._device) >= _BFLOAT16:
+                yield "bfloat16", self._models.under_autocast
         if ablations.has_batches:
             yield "cached_batch", ablations.cached_batches
             if measured.loader and measured.loader.workers and measured.loader.is_busy:
@@ -324,6 +336,12 @@ class Watch:
                 yield "no_empty_cache", ablations.without_empty_cache
         elif can_keep() and measured.memory["num_page_faults_a_step"] > _MANY_FAULTS:
             yield "kept_memory", ablations.kept_memory
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A rank by itself."""
+        with self._models.without_communication(), self._ablations.cached_batches():
+            yield
 
     def _workers(self) -> list[int]:
         return [worker.pid for worker in getattr(self._hooks.loader(), "_workers", [])]
@@ -369,6 +387,7 @@ class Watch:
             pin_memory=bool(iterator._pin_memory),
             persistent_workers=bool(getattr(iterator, "_persistent_workers", False)),
             prefetch_factor=getattr(iterator, "_prefetch_factor", 0) or 0,
+            dataset=type(iterator._dataset).__name__,
             workers_busy=activity.workers_busy(workers) if workers else busy,
             epoch_start_seconds=tuple(second for second in self._hooks.epoch_starts if second > 0),
         )

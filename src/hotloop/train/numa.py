@@ -29,13 +29,36 @@ def processors_next_to(gpus: Sequence[str], rank: int, allowed: set[int], root: 
         rank: of which.
         allowed: processors that this process may use.
     """
-    nodes = {
-        int(folder.name.removeprefix("node")): _processors(folder / "cpulist") & allowed
-        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-    }
-    used = {node for node, processors in nodes.items() if processors}
+    nodes = _nodes(allowed, root)
     of_gpus = [_node(root / "sys/bus/pci/devices" / gpu / "numa_node") for gpu in gpus]
-    return nodes[of_gpus[rank]] if len(used) > 1 and set(of_gpus) == used else set()
+    return nodes[of_gpus[rank]] if len(nodes) > 1 and set(of_gpus) == set(nodes) else set()
+
+
+def has_several_nodes(allowed: set[int], root: Path = Path("/")) -> bool:
+    """Whether these processors lie on more than one memory node."""
+    return len(_nodes(allowed, root)) > 1
+
+
+def processors_of_one_node(gpu: str, allowed: set[int], root: Path = Path("/")) -> set[int]:
+    """The processors of one memory node; empty where it is not known, or there is no other.
+
+    Args:
+        gpu: whose node it is; without one, it is the node with the most of them.
+        allowed: processors that this process may use.
+    """
+    nodes = _nodes(allowed, root)
+    if len(nodes) < 2:
+        return set()
+    node = _node(root / "sys/bus/pci/devices" / gpu / "numa_node") if gpu else max(nodes, key=lambda n: len(nodes[n]))
+    return nodes.get(node, set())
+
+
+def stay_on_one_node(on_gpu: bool) -> None:
+    """Keep this process and what it starts on the processors of one memory node, its first GPU's or the largest."""
+    gpu = gpu_addresses(1)[0] if on_gpu else ""
+    if chosen := processors_of_one_node(gpu, os.sched_getaffinity(0)):
+        os.sched_setaffinity(0, chosen)
+        torch.set_num_threads(min(torch.get_num_threads(), len(chosen)))
 
 
 def bind(rank: int, ranks: int) -> str:
@@ -47,6 +70,15 @@ def bind(rank: int, ranks: int) -> str:
         return ""
     os.sched_setaffinity(0, chosen)
     return f"GPU {rank} trains on the {len(chosen)} of {len(allowed)} processors that lie next to it"
+
+
+def _nodes(allowed: set[int], root: Path) -> dict[int, set[int]]:
+    """Memory nodes, and which of these processors lie on each; without those that none lies on."""
+    found = {
+        int(folder.name.removeprefix("node")): _processors(folder / "cpulist") & allowed
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+    }
+    return {node: processors for node, processors in found.items() if processors}
 
 
 def _node(file: Path) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from hotloop.core.environment import for_training
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
-from hotloop.core.tuning import Settings, Value
+from hotloop.core.tuning import ProcessSettings, Settings, Value
 from hotloop.tune.children import OUTPUT, removed_if_it_fails
 from hotloop.tune.running import Chunk, Failed, Running, mean_of
 from hotloop.tune.zygote import Zygote
@@ -37,7 +37,7 @@ def job_with(job: Job, settings: Settings) -> Job:
 
 def overrides(job: Job, settings: Settings) -> dict[str, Value]:
     """A job's own keys for these settings."""
-    found = {name: value for name, value in settings.items() if name != "threads"}
+    found = {name: value for name, value in settings.items() if name not in ProcessSettings.names()}
     if "train.accumulate" in found:
         found["data.batch_size"] = job.data.batch_size * job.train.accumulate // int(found["train.accumulate"])
     return found
@@ -73,9 +73,10 @@ class JobTrials:
         # A GPU is not waited for at each step, as it would be for its loss; on a CPU ten steps may take long.
         raw["log"] = {"every": 1 if self._job.device == "cpu" else "auto", "tensorboard": False}
         raw["data"].pop("val", None)
-        arguments = (raw, folder, int(settings.get("threads", 0)))
+        process = ProcessSettings.of(settings)
+        environment = for_training({**self._environment, **process.environment})
         with removed_if_it_fails(folder):
-            child = self._zygote.fork("train", arguments, for_training(self._environment), folder / OUTPUT)
+            child = self._zygote.fork("train", (raw, folder, process), environment, folder / OUTPUT)
         return Running(child, folder)
 
 

@@ -1,16 +1,20 @@
 """Tuned settings as a TOML file, with the evidence that they are faster."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import TypeAdapter, ValidationError
 
 from hotloop.core.errors import InputError
 from hotloop.core.files import read_toml
 from hotloop.core.job import Job
-from hotloop.core.tuning import Tuning
+from hotloop.core.tuning import ProcessSettings, Tuning
 from hotloop.tune.job_trials import overrides
 from hotloop.tune.script_trials import plan_of
+
+_PROCESS = TypeAdapter(ProcessSettings)
 
 
 def job_settings(tuning: Tuning, job: Job) -> str:
@@ -23,8 +27,8 @@ def job_settings(tuning: Tuning, job: Job) -> str:
         for table in tables:
             section = section.setdefault(table, {})
         section[last] = value
-    threads = {"threads": tuning.best["threads"]} if tuning.best.get("threads") else {}
-    return tomli_w.dumps({"job": nested, "process": threads, "evidence": _evidence(tuning)})
+    process = dict(ProcessSettings.of(tuning.best).changed)
+    return tomli_w.dumps({"job": nested, "process": process, "evidence": _evidence(tuning)})
 
 
 def script_settings(tuning: Tuning) -> str:
@@ -60,8 +64,8 @@ def _evidence(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def read_job_settings(file: Path) -> tuple[list[str], int]:
-    """What `--set` would say of a file that `hotloop tune` has written, and threads; 0: as they are.
+def read_job_settings(file: Path) -> tuple[list[str], ProcessSettings]:
+    """What `--set` would say of a file that `hotloop tune` has written, and what is the process's.
 
     Raises:
         InputError: it cannot be read, or is something else.
@@ -70,8 +74,15 @@ def read_job_settings(file: Path) -> tuple[list[str], int]:
     content = read_toml(file, fix)
     if not isinstance(content.get("job"), dict):
         raise InputError(f"{file} has no table [job]", "it is no file of settings for a job", fix)
-    threads = content.get("process", {}).get("threads", 0)
-    return [f"{name}={_toml(value)}" for name, value in _flat(content["job"])], int(threads)
+    try:
+        process = _PROCESS.validate_json(
+            json.dumps(content.get("process", {}), default=str), strict=True, extra="forbid"
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(["process", *map(str, first["loc"])])
+        raise InputError(f"{file}: {what} = {first['input']!r}", first["msg"], fix) from None
+    return [f"{name}={_toml(value)}" for name, value in _flat(content["job"])], process
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -43,14 +43,30 @@ def size_of(space: Sequence[Knob]) -> int:
     return math.prod(len(knob.values) for knob in space)
 
 
-def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) -> tuple[Knob, ...]:
+@dataclass(frozen=True)
+class Surroundings:
+    """What of a machine and its environment decides which settings there are.
+
+    Attributes:
+        gpu: whether it trains on one.
+        nodes: whether its processors lie on several memory nodes.
+        allocator: whether nobody has said how torch's is to be.
+    """
+
+    processors: int
+    gpu: bool
+    nodes: bool = False
+    allocator: bool = True
+
+
+def job_space(job: Job, place: Surroundings, read: bool, images: bool) -> tuple[Knob, ...]:
     """What can be tried for a job as resolved. The learning rate and the samples a step stay as they are.
 
     Args:
-        gpu: whether it trains on one.
         read: whether its data is read from files while it trains.
         images: whether those are images.
     """
+    processors, gpu = place.processors, place.gpu
     knobs = []
     if read:
         knobs.append(
@@ -72,9 +88,14 @@ def job_space(job: Job, processors: int, gpu: bool, read: bool, images: bool) ->
             Knob("speed.kernels", kernels, needs=compiled, needing=kernels[1:]),  # only of what is compiled
             Knob("speed.cudnn_benchmark", _first(job.speed.cudnn_benchmark, (True, False))),
             Knob("speed.graph", _first(job.speed.graph, (True, False))),
+            Knob("speed.activations", _first(job.speed.activations, ("keep", "selective", "blocks"))),
         ]
+        if place.allocator:
+            knobs.append(Knob("expandable_segments", (True, False)))
     else:
         knobs.append(Knob("speed.keep_memory", _first(job.speed.keep_memory, (True, False))))
+    if place.nodes:
+        knobs.append(Knob("numa", (False, True)))
     # After what is tried in seconds: to compile takes half a minute, and again for each of those that changes the code.
     knobs.append(Knob("speed.compile", _first(job.speed.compile, (False, True, "blocks"))))
     knobs.append(Knob("train.accumulate", _portions(job)))

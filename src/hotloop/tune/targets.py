@@ -7,12 +7,13 @@ from pathlib import Path
 
 from hotloop.attach.command import attached_environment
 from hotloop.attach.inside import Attachment
+from hotloop.core.environment import has_allocator_settings
 from hotloop.core.job import Job
 from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine, usable_cpus
 from hotloop.tune.job_trials import JobTrials
 from hotloop.tune.script_trials import ScriptTrials
-from hotloop.tune.space import Knob, job_space, script_space
+from hotloop.tune.space import Knob, Surroundings, job_space, script_space
 
 
 def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], JobTrials, Job]:
@@ -26,7 +27,13 @@ def job_target(file: Path, overrides: Sequence[str]) -> tuple[tuple[Knob, ...], 
     from hotloop.train.prepare import resolved_job
 
     resolved, read = resolved_job(job, read_machine())
-    space = job_space(resolved, usable_cpus(), resolved.device == "cuda", read, job.task.name == "images")
+    from hotloop.train.numa import has_several_nodes
+
+    place = Surroundings(
+        usable_cpus(), resolved.device == "cuda", has_several_nodes(os.sched_getaffinity(0)),
+        not has_allocator_settings(os.environ),
+    )  # fmt: skip
+    space = job_space(resolved, place, read, job.task.name == "images")
     return space, JobTrials(resolved, os.environ), resolved
 
 

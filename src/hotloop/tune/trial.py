@@ -20,7 +20,9 @@ import hotloop.tasks.images  # noqa: E402
 import hotloop.tasks.tokens  # noqa: E402, F401
 from hotloop.core.job_file import parse_job  # noqa: E402
 from hotloop.core.machine import read_machine  # noqa: E402
+from hotloop.core.tuning import ProcessSettings  # noqa: E402
 from hotloop.train.memory import memory_report, memory_trouble  # noqa: E402
+from hotloop.train.numa import stay_on_one_node  # noqa: E402
 from hotloop.train.observer import Event, Logged, Observer  # noqa: E402
 from hotloop.train.progress import Span  # noqa: E402
 from hotloop.train.training import train_job  # noqa: E402
@@ -31,17 +33,14 @@ with suppress(ImportError):  # only some models need it
 _TOLD_SECONDS = 0.25
 
 
-def train(raw: dict[str, Any], folder: Path, threads: int) -> None:
-    """Train a job, and tell how fast it is, until there is a file `stop` in the folder.
-
-    Args:
-        threads: of a loop on the CPU; 0: as they are.
-    """
-    if threads:  # as OMP_NUM_THREADS has it, which was read when torch was imported
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        torch.set_num_threads(threads)
+def train(raw: dict[str, Any], folder: Path, process: ProcessSettings) -> None:
+    """Train a job, and tell how fast it is, until there is a file `stop` in the folder."""
+    if process.threads:  # as OMP_NUM_THREADS has it, which was read when torch was imported
+        torch.set_num_threads(process.threads)
     sys.path.append(str(Path.cwd()))
     job = parse_job(raw, "the trial's job")
+    if process.numa:
+        stay_on_one_node(job.device == "cuda")
     with (folder / f"told-{os.getpid()}.jsonl").open("a") as file:
         train_job(job, read_machine(), _Teller(file, folder / "stop"))
 
