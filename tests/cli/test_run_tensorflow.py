@@ -85,6 +85,29 @@ def test_the_script_sees_the_same_and_reads_its_files_once(script: Path) -> None
     assert "tf32" not in found
 
 
+HELPED = """
+import hotloop.tensorflow
+helped = hotloop.tensorflow.accelerate(without=["memory_growth"])
+{script}
+helped.stop()
+later = tf.data.Dataset.from_tensor_slices(names).map(read)
+print(json.dumps([[one.name, one.state, one.count] for one in helped.told]))
+"""
+
+
+def test_code_of_ones_own_asks_for_the_same_by_a_call(script: Path) -> None:
+    plain = called(script, "train.py")
+    (script / "helped.py").write_text(HELPED.format(script=SCRIPT))
+    losses, told = called(script, "helped.py", "remove").splitlines()
+    assert json.loads(losses) == json.loads(plain), "random numbers and the order of Python's calls too"
+    assert json.loads(told) == [["tf_data", "on", 2], ["tf_cache", "on", 1]], "none of what is made after stop()"
+    done = subprocess.run(
+        [sys.executable, "-c", "import hotloop.tensorflow as t; t.accelerate(only=['tf_dada'])"],
+        env=QUIET, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert "tf_dada: no such acceleration" in done.stderr
+
+
 PIPELINES = """
 import tensorflow as tf
 from hotloop.accelerate.tensorflow_data import Pipelines

@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,67 +23,73 @@ _CACHE_SHARE = 0.25
 
 def begin(tf: Any, attachment: Attachment) -> None:
     """Set what a script's TensorFlow starts with, and change its pipelines from now on."""
-    runner = TensorFlowRunner(tf, Plan(**attachment.settings), Path(attachment.folder))
+    runner, process = TensorFlowRunner(tf, Plan(**attachment.settings).names), os.getpid()
     runner.start()
+    save_on_sigterm()
+
+    def leave() -> None:
+        if os.getpid() == process:
+            found = {"device": "cuda" if runner.has_gpus else "cpu", "steps": 0, "notes": runner.notes}
+            accelerations = [asdict(one) for one in runner.told]
+            file = Path(attachment.folder, f"speedup-tensorflow-{process}.json")
+            file.write_text(json.dumps({**found, "accelerations": accelerations}))
+
+    atexit.register(leave)
 
 
 class TensorFlowRunner:
-    """Accelerates TensorFlow in one process.
+    """Accelerates TensorFlow in this process.
 
     Args:
         tf: the module tensorflow.
-        folder: where what came of it is written.
+        names: of accelerations.
     """
 
-    def __init__(self, tf: Any, plan: Plan, folder: Path) -> None:
+    def __init__(self, tf: Any, names: Sequence[str]) -> None:
         self._tf = tf
-        self._names = plan.names
-        self._folder = folder
-        self._process = os.getpid()
-        self._told: list[Acceleration] = []
-        caches = "tf_cache" in plan.names
-        self._pipelines = Pipelines(tf, "tf_data" in plan.names, int(_CACHE_SHARE * free_bytes()) if caches else 0)
+        self._names = names
+        self._no_precision = ""
+        caches = "tf_cache" in names
+        self._pipelines = Pipelines(tf, "tf_data" in names, int(_CACHE_SHARE * free_bytes()) if caches else 0)
 
     def start(self) -> None:
-        if (
-            "memory_growth" in self._names
-        ):  # TensorFlow reads it when it first uses a GPU; asking for one would be a use
+        """From now on; memory and precision only hold if no GPU has been used and no model been made yet."""
+        if "memory_growth" in self._names:  # read when a GPU is first used; asking for one would be a use
             os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         if "mixed_float16" in self._names:
-            unfit = mix_precision(self._tf, self._tf.config.list_physical_devices("GPU"))
-            self._tell("mixed_float16", unfit, 1)
+            self._no_precision = mix_precision(self._tf, self._tf.config.list_physical_devices("GPU"))
         self._pipelines.install()
-        save_on_sigterm()
-        atexit.register(self._leave)
 
-    def _tell(self, name: str, unfit: str, acted: int) -> None:
-        kind = kind_of(name)
-        state = UNFIT if unfit or not acted else ON
-        self._told.append(Acceleration(name, kind.level, state, count=0 if unfit else acted, why=unfit or kind.what))
+    def stop(self) -> None:
+        """Datasets that are made from now on are as they are written; memory and precision stay."""
+        self._pipelines.remove()
 
-    def _leave(self) -> None:
-        if os.getpid() != self._process:
-            return
-        done, gpus = self._pipelines, self._tf.config.list_physical_devices("GPU")
-        if "memory_growth" in self._names:
-            self._tell("memory_growth", "" if gpus else "there is no GPU", len(gpus))
-        if "tf_data" in self._names:
-            self._tell(
-                "tf_data", "" if done.mapped else "no dataset is mapped in the order of its elements", done.mapped
-            )
-        if "tf_cache" in self._names:
-            nothing = "" if done.cached else "no dataset is the same in each pass, of known size, and small enough"
-            self._tell("tf_cache", nothing, done.cached)
-        notes = ["not timed: TensorFlow is told before its first step"]
-        if done.left:
-            notes.append(f"{count(done.left, 'map')} of random numbers or Python: called in order, as before")
+    @property
+    def has_gpus(self) -> bool:
+        return bool(self._tf.config.list_physical_devices("GPU"))
+
+    @property
+    def told(self) -> tuple[Acceleration, ...]:
+        """What each has done so far, or why nothing."""
+        done = self._pipelines
         found = {
-            "device": "cuda" if gpus else "cpu",
-            "steps": 0,
-            "accelerations": [asdict(one) for one in self._told],
-            "notes": notes,
+            "mixed_float16": (int(not self._no_precision), self._no_precision),
+            "memory_growth": (len(self._tf.config.list_physical_devices("GPU")), "there is no GPU"),
+            "tf_data": (done.mapped, "no dataset is mapped in the order of its elements"),
+            "tf_cache": (done.cached, "no dataset is the same in each pass, of known size, and small enough"),
         }
-        (self._folder / f"speedup-tensorflow-{self._process}.json").write_text(json.dumps(found))
+        return tuple(_acceleration(name, *found[name]) for name in found if name in self._names)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know besides."""
+        left = f"{count(self._pipelines.left, 'map')} of random numbers or Python: called in order, as before"
+        return ("not timed: TensorFlow is told before its first step", *([left] if self._pipelines.left else []))
+
+
+def _acceleration(name: str, acted: int, nothing: str) -> Acceleration:
+    kind = kind_of(name)
+    return Acceleration(name, kind.level, ON if acted else UNFIT, count=acted, why=kind.what if acted else nothing)
 
 
 def mix_precision(tf: Any, gpus: list[Any]) -> str:
