@@ -90,7 +90,8 @@ class Models:
         which would be compiled anew.
         """
         torch = self._torch
-        modules = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+        made = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+        modules = [found for found in made if "_modules" in vars(found)]  # others have not been initialised
         inner = {id(child) for module in modules for child in module.children()}
         outermost = [module for module in modules if id(module) not in inner]
         if any(getattr(module, "_orig_mod", None) or module._compiled_call_impl for module in modules):
@@ -98,6 +99,8 @@ class Models:
         return [module for module in outermost if self._is_float32(module)]
 
     def _is_float32(self, module: Any) -> bool:
+        if isinstance(module, self._torch.jit.ScriptModule):  # compiled with the types it has
+            return False
         weights = [weight for weight in module.parameters() if weight.is_floating_point()]
         return bool(weights) and all(weight.dtype == self._torch.float32 and weight.is_cuda for weight in weights)
 
