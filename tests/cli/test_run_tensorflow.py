@@ -87,7 +87,8 @@ def test_the_script_sees_the_same_and_reads_its_files_once(script: Path) -> None
 
 HELPED = """
 import hotloop.tensorflow
-helped = hotloop.tensorflow.accelerate(without=["memory_growth"])
+first = hotloop.tensorflow.accelerate()
+helped = hotloop.tensorflow.accelerate(without=["memory_growth"])  # as when a cell of a notebook is run again
 {script}
 helped.stop()
 later = tf.data.Dataset.from_tensor_slices(names).map(read)

@@ -114,6 +114,7 @@ def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undist
 def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Threads, each of which starts processes on processors of its own."""
     processors, shares = sorted(os.sched_getaffinity(0)), SimpleQueue[list[int]]()
+    jobs = min(jobs, len(processors))
     for job in range(jobs):
         shares.put(processors[job::jobs])
     with ThreadPoolExecutor(jobs, initializer=lambda: os.sched_setaffinity(0, shares.get())) as pool:

@@ -63,7 +63,9 @@ def test_a_process_has_the_variables_of_its_settings() -> None:
     assert ProcessSettings().environment == {}
 
 
-@pytest.mark.parametrize("line", ['threads = "two"', "threads = -1", "numa = 2026-01-01", "nmua = true"])
+@pytest.mark.parametrize(
+    "line", ['threads = "two"', "threads = -1", "numa = 2026-01-01", "nmua = true", "threads = 1.5"]
+)
 def test_settings_of_a_process_that_are_none_are_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "tuned.toml"
     file.write_text(f"[job]\n[process]\n{line}\n")

@@ -47,19 +47,24 @@ class Pipelines:
         self.cache_bytes = cache_bytes
         self._tf = tf
         self._parallel = parallel
+        self._active = False
         self._patches = Patches()
 
     def install(self) -> None:
+        self._active = True
         self._patches.replace(self._tf.data.Dataset, "map", self._map)
 
     def remove(self) -> None:
-        """Datasets that are made from now on are the script's own."""
+        """Datasets that are made from now on are the script's own, also where somebody has replaced `map` since."""
+        self._active = False
         self._patches.undo()
 
     def _map(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def mapped(dataset: Any, map_func: Any, num_parallel_calls: Any = None, *rest: Any, **named: Any) -> Any:
             made = original(dataset, map_func, num_parallel_calls, *rest, **named)
+            if not self._active:
+                return made
             own = num_parallel_calls is not None or rest or named or not self._parallel
             if not self._tf.executing_eagerly():
                 return made

@@ -152,13 +152,14 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool, one_nod
     with joined_world(job.device, job.ranks.timeout.amount) as world:
         if world.local_size > 1 and job.device != "cpu" and (bound := bind(world.local_rank, world.local_size)):
             _tell(bound)
+        machine = read_machine()  # as tune has seen it, that is before
         if world.local_size == 1 and one_node:
-            stay_on_one_node(job.device == "cuda")
+            stay_on_one_node(job.device)
         try:
             with standard_output_to_error() if as_json else nullcontext():
                 observer = terminal_observer() if world.first else rank_observer(world.rank)
                 last = not world.folder  # else the agent that has started this rank may end it at any time
-                run, result = train_job(job, read_machine(), observer, resume, world=world, last=last)
+                run, result = train_job(job, machine, observer, resume, world=world, last=last)
         except StopRequested:  # one of several ranks; what was saved last is kept
             world.note("code", str(_STOPPED_EARLY))
             return _STOPPED_EARLY

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from hotloop.attach.malloc import KEEPING
 from hotloop.core.profile import Ablation, Finding, RankProfile
 from hotloop.core.units import count, format_bytes, format_seconds
 from hotloop.profile.measured import Block, LoaderFacts, Measured
-from hotloop.profile.shares import mean_seconds, regular_steps, saved, slow_rank
+from hotloop.profile.shares import PROOFS, mean_seconds, regular_steps, saved, slow_rank
 
 _WORTH_SAYING = 0.02
 _MOST_WORKERS = 16
@@ -55,6 +55,14 @@ class Evidence:
     def certain(self, name: str) -> Ablation | None:
         """An ablation that has saved more than chance may."""
         return next((one for one in self.ablations if one.name == name and one.is_certain), None)
+
+    def beyond_batches(self, name: str) -> Ablation | None:
+        """The same of one with batches given again, as far as it has saved more than these alone."""
+        one = next((one for one in self.ablations if one.name == name), None)
+        alone = next((one for one in self.ablations if one.name == PROOFS["input"]), None)
+        if one and alone:
+            one = replace(one, gain=one.gain - max(0.0, alone.gain), error=math.hypot(one.error, alone.error))
+        return one if one and one.is_certain else None
 
     def gain(self, name: str) -> float | None:
         """Of an ablation; None if it was not done."""
@@ -314,7 +322,7 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _float32(evidence: Evidence) -> Iterator[Finding]:
-    lower = evidence.certain("bfloat16")
+    lower = evidence.beyond_batches("bfloat16")
     if not lower:
         return
     products = "in TF32" if evidence.measured.facts["tf32"] else "without tensor cores"
@@ -329,7 +337,7 @@ def _float32(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _data_parallel(evidence: Evidence) -> Iterator[Finding]:
-    alone = evidence.certain("first_gpu_alone")
+    alone = evidence.beyond_batches("first_gpu_alone")
     if not alone:
         return
     yield Finding(

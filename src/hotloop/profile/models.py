@@ -1,8 +1,9 @@
 """What models do in a step, done otherwise or left out while its time is taken."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 
 from hotloop.attach.patches import Patches
@@ -17,7 +18,8 @@ class Models:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self.objection = ""
+        self.objection = self._failed = ""
+        self._within = False
 
     @property
     def distributed(self) -> list[Any]:
@@ -26,8 +28,9 @@ class Models:
 
     @property
     def on_several_gpus(self) -> list[Any]:
-        """Those that one process copies to several GPUs in each step."""
-        return [model for model in self._all(self._torch.nn.DataParallel) if len(model.device_ids) > 1]
+        """Those that one process copies to several GPUs in each step, the samples of a batch side by side."""
+        found = self._all(self._torch.nn.DataParallel)
+        return [model for model in found if len(model.device_ids) > 1 and not model.dim]
 
     def _all(self, kind: type) -> list[Any]:
         return [found for found in gc.get_objects() if type(found) is kind]
@@ -52,33 +55,43 @@ class Models:
         The others' results are taken to be the same.
         """
         torch, each = self._torch, self._torch.utils._pytree.tree_map
+        parallel = {id(model) for model in self.on_several_gpus}
 
         def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(original)
             def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-                number, sizes = len(model.device_ids), []
-                if number < 2:
+                number, cuts = len(model.device_ids), []
+                if id(model) not in parallel:
                     return original(model, *args, **kwargs)
 
                 def part(value: Any) -> Any:
                     if not isinstance(value, torch.Tensor) or not value.dim():
                         return value
-                    sizes.append(len(value))
-                    return value.chunk(number)[0].to(model.src_device_obj)
+                    first = value.chunk(number)[0]
+                    cuts.append((len(first), len(value)))
+                    return first.to(model.src_device_obj)
 
                 def whole(value: Any) -> Any:
                     if not isinstance(value, torch.Tensor):
                         return value
                     if not value.dim():
                         return value.expand(number)
-                    return torch.cat([value] * number)[: max(sizes, default=0)]
+                    first, rows = cuts[0] if cuts else (1, number)
+                    return torch.cat([value] * number)[: len(value) * rows // first]
 
                 inputs, named = each(part, (args, kwargs))
                 return each(whole, model.module(*inputs, **named))
 
             return forward
 
+        with self._replaced([(self._torch.nn.DataParallel, patched)]):
+            yield
+
+    @contextmanager
+    def _replaced(self, forwards: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
         patches = Patches()
-        patches.replace(torch.nn.DataParallel, "forward", patched)
+        for owner, make in forwards:
+            patches.replace(owner, "forward", make)
         try:
             yield
         finally:
@@ -108,32 +121,43 @@ class Models:
     def under_autocast(self) -> Iterator[None]:
         """The same modules under autocast to bfloat16, their results in float32 again. What objects to it, or is under
         autocast already, computes as it would.
+
+        Their classes' forward is replaced, so that models can be copied and saved whole meanwhile.
         """
+        modules = self.in_float32
+        known, self.objection = {id(module) for module in modules}, "the script calls no model as a whole"
+        own = [module for module in modules if "forward" in vars(module)]
+        kinds = {type(module) for module in modules if "forward" not in vars(module)}
+        of_classes = ((kind, partial(self._autocast, known)) for kind in kinds)
+        of_modules = ((module, partial(self._autocast, None)) for module in own)
+        with self._replaced([*of_classes, *of_modules]):
+            yield
+
+    def _autocast(self, known: set[int] | None, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward for the modules of these numbers, its first argument; None: it is a module's own."""
         torch, each = self._torch, self._torch.utils._pytree.tree_map
 
         def exact(value: Any) -> Any:
             low = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
             return value.float() if low else value
 
-        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                if torch.is_autocast_enabled("cuda"):
-                    self.objection = "the script has an autocast of its own"
-                if self.objection:
-                    return original(*args, **kwargs)
-                try:
-                    with torch.autocast("cuda", torch.bfloat16):
-                        return each(exact, original(*args, **kwargs))
-                except Exception as error:
-                    self.objection = f"{type(error).__name__}: {error}".partition("\n")[0]
+        @wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._failed or self._within or (known is not None and id(args[0]) not in known):
                 return original(*args, **kwargs)
+            if torch.is_autocast_enabled("cuda"):
+                self._failed = self.objection = "the script has an autocast of its own"
+                return original(*args, **kwargs)
+            self._within = True
+            try:
+                with torch.autocast("cuda", torch.bfloat16):
+                    found = each(exact, original(*args, **kwargs))
+                self.objection = ""
+                return found
+            except Exception as error:
+                self._failed = self.objection = f"{type(error).__name__}: {error}".partition("\n")[0]
+            finally:
+                self._within = False
+            return original(*args, **kwargs)
 
-            return forward
-
-        self.objection, patches = "", Patches()
-        for module in self.in_float32:
-            patches.replace(module, "forward", patched)
-        try:
-            yield
-        finally:
-            patches.undo()
+        return forward

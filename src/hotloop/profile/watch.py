@@ -204,6 +204,7 @@ class Watch:
                 with condition():
                     yield from self._block(name, max(_FEWEST, number // 2), _SETTLE)
                 if self._models.objection:
+                    self._note(f"{name} was not timed: {self._models.objection}")
                     self._models.objection = ""
                     self._measured = self._measured.without_block(name)
         self._measured = replace(self._measured, complete=True)
@@ -314,15 +315,10 @@ class Watch:
         if measured.world_size > 1:
             yield "cached_batch", ablations.cached_batches
             if self._models.distributed:
-                yield "no_communication", self._alone
+                yield "no_communication", self._with_batches(self._models.without_communication)
             return
         if measured.facts["threads"] > measured.facts["processors"]:
             yield "fewer_threads", ablations.fewer_threads
-        if measured.device == "cuda":
-            if self._models.on_several_gpus:
-                yield "first_gpu_alone", self._models.first_part_alone
-            if self._models.in_float32 and self._torch.cuda.get_device_capability(self._device) >= _BFLOAT16:
-                yield "bfloat16", self._models.under_autocast
         if ablations.has_batches:
             yield "cached_batch", ablations.cached_batches
             if measured.loader and measured.loader.workers and measured.loader.is_busy:
@@ -334,14 +330,24 @@ class Watch:
                 yield "no_sync", ablations.without_waits
             if measured.memory["num_empty_caches_a_step"]:
                 yield "no_empty_cache", ablations.without_empty_cache
+            if self._models.on_several_gpus:
+                yield "first_gpu_alone", self._with_batches(self._models.first_part_alone)
+            if self._models.in_float32 and self._torch.cuda.get_device_capability(self._device) >= _BFLOAT16:
+                yield "bfloat16", self._with_batches(self._models.under_autocast)
         elif can_keep() and measured.memory["num_page_faults_a_step"] > _MANY_FAULTS:
             yield "kept_memory", ablations.kept_memory
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A rank by itself."""
-        with self._models.without_communication(), self._ablations.cached_batches():
-            yield
+    def _with_batches(
+        self, condition: Callable[[], AbstractContextManager[None]]
+    ) -> Callable[[], AbstractContextManager[None]]:
+        """The same with batches given again: queues may be full from conditions before."""
+
+        @contextmanager
+        def both() -> Iterator[None]:
+            with condition(), self._ablations.cached_batches():
+                yield
+
+        return both
 
     def _workers(self) -> list[int]:
         return [worker.pid for worker in getattr(self._hooks.loader(), "_workers", [])]

@@ -53,9 +53,13 @@ def processors_of_one_node(gpu: str, allowed: set[int], root: Path = Path("/")) 
     return nodes.get(node, set())
 
 
-def stay_on_one_node(on_gpu: bool) -> None:
-    """Keep this process and what it starts on the processors of one memory node, its first GPU's or the largest."""
-    gpu = gpu_addresses(1)[0] if on_gpu else ""
+def stay_on_one_node(device: str) -> None:
+    """Keep this process and what it starts on the processors of one memory node, its first GPU's or the largest.
+
+    Args:
+        device: a job's, "auto" too.
+    """
+    gpu = next(iter(gpu_addresses(1)), "") if device != "cpu" else ""
     if chosen := processors_of_one_node(gpu, os.sched_getaffinity(0)):
         os.sched_setaffinity(0, chosen)
         torch.set_num_threads(min(torch.get_num_threads(), len(chosen)))

@@ -74,15 +74,21 @@ def read_job_settings(file: Path) -> tuple[list[str], ProcessSettings]:
     content = read_toml(file, fix)
     if not isinstance(content.get("job"), dict):
         raise InputError(f"{file} has no table [job]", "it is no file of settings for a job", fix)
+    keys = [f"{name}={_toml(value)}" for name, value in _flat(content["job"])]
+    return keys, _process(content.get("process", {}), file, fix)
+
+
+def _process(table: dict[str, Any], file: Path, fix: str) -> ProcessSettings:
+    for name in table:
+        if name not in ProcessSettings.names():
+            known = f"there are {', '.join(ProcessSettings.names())}"
+            raise InputError(f"{file}: process.{name} is no setting", known, fix)
     try:
-        process = _PROCESS.validate_json(
-            json.dumps(content.get("process", {}), default=str), strict=True, extra="forbid"
-        )
+        return _PROCESS.validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(["process", *map(str, first["loc"])])
         raise InputError(f"{file}: {what} = {first['input']!r}", first["msg"], fix) from None
-    return [f"{name}={_toml(value)}" for name, value in _flat(content["job"])], process
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -40,7 +40,7 @@ def train(raw: dict[str, Any], folder: Path, process: ProcessSettings) -> None:
     sys.path.append(str(Path.cwd()))
     job = parse_job(raw, "the trial's job")
     if process.numa:
-        stay_on_one_node(job.device == "cuda")
+        stay_on_one_node(job.device)
     with (folder / f"told-{os.getpid()}.jsonl").open("a") as file:
         train_job(job, read_machine(), _Teller(file, folder / "stop"))
 
