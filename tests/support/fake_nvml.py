@@ -105,6 +105,15 @@ class FakeNvml:
         self._reach(self.cards[index])
         return ctypes.cast(index + 1, pynvml.c_nvmlDevice_t)
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        found = [index for index, card in enumerate(self.cards) if card.answers["nvmlDeviceGetUUID"] == uuid]
+        if not found:
+            raise error(pynvml.NVML_ERROR_NOT_FOUND)
+        return self.nvmlDeviceGetHandleByIndex(found[0])
+
+    def nvmlDeviceGetIndex(self, handle: Any) -> int:
+        return self.cards.index(self._of(handle))
+
     def nvmlDeviceGetFieldValues(self, handle: Any, asked: list[tuple[int, int]]) -> list[Any]:
         card = self._of(handle)
         values = []

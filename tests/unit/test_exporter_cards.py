@@ -12,11 +12,11 @@ from fake_nvml import ABSENT, LOST, NA, FakeCard, FakeNvml, error, working
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.core.xids import Xids
 from hotloop.monitor.card import CardReader
 from hotloop.monitor.cards import Cards
 from hotloop.monitor.numbers import known
 from hotloop.monitor.reading import Card, Instance
-from hotloop.monitor.xids import Xids
 
 LINKS = 0xFFFFFFFF
 SHORT = 0.05
@@ -296,10 +296,10 @@ def test_errors_of_cards_are_counted_by_card(read: Callable[..., Cards]) -> None
 def test_a_card_that_hangs_from_the_start_keeps_no_other_from_telling_its_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotloop.monitor.xids._REGISTER_SECONDS", 0.1)
+    monkeypatch.setattr("hotloop.core.xids._REGISTER_SECONDS", 0.1)
     nvml = FakeNvml(FakeCard(working(0)), FakeCard(working(1)))
     nvml.cards[0].hangs.clear()
-    xids = Xids(nvml, 2)
+    xids = Xids(nvml, range(2))
     until = time.monotonic() + 20
     while not xids.of(1)[0] and time.monotonic() < until:
         nvml.events.put((1, 79))

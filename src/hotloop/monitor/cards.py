@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from hotloop.core.xids import Xids
 from hotloop.monitor.card import CardReader, user_of
 from hotloop.monitor.limited import Limited
 from hotloop.monitor.reading import Card, CardsReading, Driver
-from hotloop.monitor.xids import Xids
 
 _LIMIT_SECONDS = 2.0
 _TURN_SECONDS = 0.005
@@ -49,7 +49,7 @@ class Cards:
             self._start.close()
             readers = [CardReader(self._nvml, index, self._user_of, self._clock) for index in range(count)]
             self._readers = [(reader, Limited(reader.read, f"card {index}")) for index, reader in enumerate(readers)]
-            self._xids = Xids(self._nvml, count)
+            self._xids = Xids(self._nvml, range(count))
         for _, limited in self._readers:
             limited.start()
             limited.settle(_TURN_SECONDS)

@@ -52,6 +52,12 @@ class Evidence:
     def processors_a_rank(self) -> int:
         return max(1, self.processors // self.measured.local_world_size)
 
+    @property
+    def compiling(self) -> float:
+        """Share of the steps."""
+        steps = self.watched.steps
+        return sum(step.compiling for step in steps) / sum(step.seconds for step in steps)
+
     def certain(self, name: str) -> Ablation | None:
         """An ablation that has saved more than chance may."""
         return next((one for one in self.ablations if one.name == name and one.is_certain), None)
@@ -182,7 +188,7 @@ def _sync(evidence: Evidence) -> Iterator[Finding]:
     fix = "keep values on the device and read them every 50 steps"
     if evidence.measured.waits >= _MANY and evidence.watched.looks:
         whole = evidence.watched.lines.get(where, 0) / evidence.watched.looks
-        gain = max(gain, min(whole, 1 - evidence.shares["compute"]))
+        gain = max(gain, min(max(whole, _without_line(evidence, where)), 1 - evidence.shares["compute"]))
         told += f"; a step waits {evidence.measured.waits:.0f} times, and that line takes {whole:.0%} of it"
         fix = "read all values of a tensor at once, by tolist(), or every 50 steps"
     yield Finding(
@@ -191,9 +197,23 @@ def _sync(evidence: Evidence) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _without_line(evidence: Evidence, where: str) -> float:
+    """What steps save that wait for nothing, and in which that line takes no time.
+
+    What is left of them is shorter than the rest of a whole step: a thread of torch's that has slept for long takes
+    long to wake up. 2.4 ms were 1.3 ms once the line was mended (bench/bottlenecks/sync_bound.py, H200).
+    """
+    block = evidence.measured.block(PROOFS["sync"])
+    if not block or not block.looks:
+        return 0.0
+    left = mean_seconds(block) * (1 - block.lines.get(where, 0) / block.looks)
+    return 1 - left / mean_seconds(evidence.watched)
+
+
 def _launch(evidence: Evidence) -> Iterator[Finding]:
     share, own = evidence.shares["launch"], sum(evidence.watched.lines.values())
-    models = evidence.shares["other"] * evidence.watched.in_models / own if share and own else 0.0
+    python = max(0.0, evidence.shares["other"] - evidence.compiling)
+    models = python * evidence.watched.in_models / own if share and own else 0.0
     and_models = f", and {models:.0%} while it runs the model's own Python" if models >= _WORTH_SAYING else ""
     used, total = (evidence.measured.memory.get(f"{name}_bytes", 0.0) for name in ("peak", "total"))
     room = f"; {format_bytes(used)} of its {format_bytes(total)} are in use" if 0 < used < _ROOM * total else ""
@@ -280,8 +300,7 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
         return
     total = sum(lines.values())
     where = max(own, key=lambda line: own[line])
-    compiling = sum(step.compiling for step in evidence.watched.steps) / sum(s.seconds for s in evidence.watched.steps)
-    named = compiling + max(0.0, evidence.gain("no_empty_cache") or 0.0)  # by findings of their own
+    named = evidence.compiling + max(0.0, evidence.gain("no_empty_cache") or 0.0)  # by findings of their own
     gain = max(0.0, share - named)
     on_gpu, most = evidence.measured.device == "cuda", share == max(evidence.shares.values())
     if on_gpu and most and evidence.watched.looks:  # a trace makes the launches between longer

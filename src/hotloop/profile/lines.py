@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
-_EVERY_SECONDS = 0.01
+EVERY_SECONDS = 0.01
 _MOST = 0.01
 """Of a processor, for looking: among hundreds of frames, a compiler's say, a look takes a third of a millisecond."""
 # A thread that runs Python lets others look after CPython's 5 ms, or where it calls what works without its lock: of 8
@@ -66,11 +66,15 @@ def _is_own(name: str) -> bool:
 
 
 class Lines:
-    """Looks at a thread every 10 ms from another one, and notes its line unless it is inside of torch's Python. Where a
-    look takes more than 0.1 ms, it looks less often.
+    """Looks at a thread now and then from another one, and notes its line unless it is inside of torch's Python. Where
+    a look takes more than a hundredth of the time between two, it looks less often.
 
     A context that can be entered again. Meanwhile threads change places after 0.2 ms instead of Python's 5 ms, if one
     waits.
+
+    Args:
+        thread: its number.
+        every: seconds between two looks.
 
     Attributes:
         seconds: of a processor that looking has taken.
@@ -78,11 +82,12 @@ class Lines:
         in_models: of those that saw a line, while a module was being called.
     """
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, every: float = EVERY_SECONDS) -> None:
         self.seconds = 0.0
         self.looks = self.in_models = 0
         self._counts: Counter[str] = Counter()
         self._thread = thread
+        self._every = every
         self._ended = threading.Event()
         self._looking: threading.Thread
         self._interval: float
@@ -105,7 +110,7 @@ class Lines:
         return dict(self._counts.most_common(20))
 
     def _look(self) -> None:
-        pause, used = _EVERY_SECONDS, 0.0
+        pause, used = self._every, 0.0
         while not self._ended.wait(pause):
             frame = sys._current_frames().get(self._thread)
             self.looks += 1
@@ -113,5 +118,5 @@ class Lines:
                 self._counts[line] += 1
                 self.in_models += _is_in_model(frame)
             before, used = used, time.thread_time()
-            pause = max(_EVERY_SECONDS, (used - before) / _MOST)
+            pause = max(self._every, (used - before) / _MOST)
         self.seconds += time.thread_time()

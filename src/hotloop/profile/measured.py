@@ -148,6 +148,16 @@ class Measured:
         blocks = tuple(one.plus(block) if one is known else one for one in self.blocks)
         return replace(self, blocks=blocks if known else (*blocks, block))
 
+    def seen(self, name: str, lines: Mapping[str, int], looks: int, in_models: int) -> "Measured":
+        """With what was seen at work in the steps of that block."""
+        return replace(
+            self,
+            blocks=tuple(
+                replace(block, lines=lines, looks=looks, in_models=in_models) if block.name == name else block
+                for block in self.blocks
+            ),
+        )
+
     def without_block(self, name: str) -> "Measured":
         """Without what was measured under that name."""
         return replace(self, blocks=tuple(block for block in self.blocks if block.name != name))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +47,8 @@ _MOST_FOR_WAITS = 0.005
 """Of a step."""
 _BFLOAT16 = (8, 0)
 """Compute capability from which on cards multiply in it."""
+_WITHOUT_WAITS_SECONDS = 0.002
+"""Between two looks at steps that are short, for want of waits."""
 _MANY_FAULTS = 500
 """A step: 2 MB that it got from the system anew."""
 _PATIENCE = 3
@@ -201,8 +203,11 @@ class Watch:
                 self._measured = replace(self._measured, left_out=name)
                 self._write()
                 self._tell(f"timing steps under the condition {name.replace('_', ' ')}")
-                with condition():
+                looking = Lines(self._hooks.thread, _WITHOUT_WAITS_SECONDS) if name == "no_sync" else None
+                with condition(), looking or nullcontext():
                     yield from self._block(name, max(_FEWEST, number // 2), _SETTLE)
+                if looking:
+                    self._measured = self._measured.seen(name, looking.most_common(), looking.looks, looking.in_models)
                 if self._models.objection:
                     self._note(f"{name} was not timed: {self._models.objection}")
                     self._models.objection = ""
@@ -368,10 +373,8 @@ class Watch:
         watched = self._measured.block("watched")
         assert watched
         number, seconds = len(watched.steps), sum(step.seconds for step in watched.steps)
-        told = replace(watched, lines=lines.most_common(), looks=lines.looks, in_models=lines.in_models)
         self._measured = replace(
-            self._measured,
-            blocks=tuple(told if one is watched else one for one in self._measured.blocks),
+            self._measured.seen("watched", lines.most_common(), lines.looks, lines.in_models),
             loader=self._loader_facts(activity, used / seconds),
             hooks_ratio=(lines.seconds + (self._hooks.calls + number) * self._hooks.seconds_a_call()) / seconds,
             sync_lines=self._wait_lines or {line: total / number for line, total in self._hooks.sync_lines.items()},

@@ -22,6 +22,7 @@ from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
+from hotloop.train.card_errors import card_errors
 from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint, newest_path
 from hotloop.train.checkpoint.copies import Copies
 from hotloop.train.checkpoint.hashes import HashedTogether, hash_files
@@ -83,6 +84,7 @@ def train_job(
         ready = prepare(job, machine, observer.warn, world)
         named = _looked_up(job, resume, observer) if world.first else None
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
+        stack.enter_context(card_errors(next(ready.step.model.parameters()).device, observer.warn))
         ready, decoding = _with_decoder(ready, stack, observer.warn)
         deaths = WorkerDeaths(observer.warn)
         train, val = _sources(ready, decoding, stack, patience, deaths, observer.warn)

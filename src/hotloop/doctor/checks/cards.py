@@ -51,12 +51,14 @@ def xids(record: MachineRecord) -> Iterator[Seen]:
         evidence = f"Xid {number}, {times} times, last: {xid.line}"
         if number == _RECOVERY_XID and "(None)" in xid.line:
             continue  # it tells that nothing is to be done
-        if number in _APPLICATION_XIDS:
-            yield Seen("xid-application", evidence)
-        elif number in _HARMLESS_XIDS:
-            yield Seen("xid-contained", evidence)
-        else:
-            yield Seen("xid", evidence)
+        yield Seen(finding_of_xid(number), evidence)
+
+
+def finding_of_xid(number: int) -> str:
+    """By which the catalogue knows what it is and what to do."""
+    if number in _APPLICATION_XIDS:
+        return "xid-application"
+    return "xid-contained" if number in _HARMLESS_XIDS else "xid"
 
 
 def clocks(record: MachineRecord) -> Iterator[Seen]:

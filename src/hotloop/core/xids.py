@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any
@@ -17,19 +17,23 @@ _PAUSE_SECONDS = 0.5
 
 
 class Xids:
-    """Counts the errors of all cards from now on, on a thread that `close` ends.
+    """Counts the errors of cards from now on, on a thread that `close` ends.
 
     Args:
         nvml: the module pynvml, initialised.
-        count: of cards.
+        indexes: of the cards.
+        told: each error, a card's index and a number, on that thread.
     """
 
-    def __init__(self, nvml: Any, count: int, now: Callable[[], float] = time.time) -> None:
-        self._nvml, self._now = nvml, now
+    def __init__(
+        self, nvml: Any, indexes: Sequence[int], now: Callable[[], float] = time.time,
+        told: Callable[[int, str], None] = lambda index, xid: None,
+    ) -> None:  # fmt: skip
+        self._nvml, self._now, self._told = nvml, now, told
         self._lock, self._closed = Lock(), Event()
         self._counts: dict[int, Counter[str]] = defaultdict(Counter)
         self._times: dict[int, dict[str, float]] = defaultdict(dict)
-        self._thread = Thread(target=self._watch, args=(count,), name="xids", daemon=True)
+        self._thread = Thread(target=self._watch, args=(indexes,), name="xids", daemon=True)
         self._thread.start()
 
     def of(self, index: int) -> tuple[dict[str, int], dict[str, float]]:
@@ -42,7 +46,7 @@ class Xids:
         self._closed.set()
         self._thread.join(_PAUSE_SECONDS)
 
-    def _watch(self, count: int) -> None:
+    def _watch(self, cards: Sequence[int]) -> None:
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -50,11 +54,11 @@ class Xids:
             return
         indexes: dict[int | None, int] = {}
         asking = [Thread(target=self._register, args=(events, each, indexes), name="xids", daemon=True)
-                  for each in range(count)]  # fmt: skip
+                  for each in cards]  # fmt: skip
         for thread in asking:
             thread.start()
         for thread in asking:
-            thread.join(_REGISTER_SECONDS / count)
+            thread.join(_REGISTER_SECONDS / len(cards))
         while not self._closed.is_set() and (indexes or any(thread.is_alive() for thread in asking)):
             try:
                 event = nvml.nvmlEventSetWait_v2(events, int(_WAIT_SECONDS * 1000))
@@ -79,6 +83,7 @@ class Xids:
             with self._lock:
                 self._counts[index][xid] += 1
                 self._times[index][xid] = self._now()
+            self._told(index, xid)
 
 
 def _address(handle: Any) -> int | None:
