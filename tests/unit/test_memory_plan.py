@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from hotloop.plan.cards import card_named
 from hotloop.plan.footprint import Cost, Footprint, Moment, State, scaled, summed
-from hotloop.plan.memory import Division, Memory, least_bytes, memory_of
+from hotloop.plan.memory import Division, Memory, least_bytes, memory_of, memory_on
 from hotloop.plan.seconds import StepTime, exchanged_bytes, step_time
 from hotloop.tasks.cross_entropy import CHUNK_BYTES
+from hotloop.train.gathered import ROOM
 
 GB = 1e9
 STATE = State(
@@ -45,6 +46,16 @@ def test_what_fsdp_divides_is_whole_with_ddp() -> None:
     assert whole["communication"] == 4 * GB, "gradients once more, where ways to average them are tried"
     assert 0 < divided["communication"] < whole["communication"]
     assert memory(Division()).parts["communication"] == 0
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0.99, 0.0), (1.01, 1.9 * GB)])
+def test_where_there_is_room_blocks_keep_their_weights(room: float, kept: float) -> None:
+    """In 16 bits; of two blocks they are there anyway."""
+    division = Division(4, weights=True)
+    before = memory(division)
+    after = memory_on(before, STATE, division, room * (before.peak + 1.9 * GB) / ROOM)
+    assert after.peak - before.peak == pytest.approx(kept, abs=1)
+    assert memory_on(memory(Division(4)), STATE, Division(4), 1e15) == memory(Division(4))
 
 
 def test_ranks_that_compute_layers_together_share_all_of_them() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hotloop.plan.cards import table
 from hotloop.plan.footprint import Footprint, Moment, State
+from hotloop.train.gathered import has_room
 from hotloop.train.source import SLOTS
 
 _GIB = 2**30
@@ -74,6 +75,17 @@ def least_bytes(state: State, division: Division) -> float:
     """What a rank needs for weights, gradients and the optimizer's state alone."""
     held = state.parameter_bytes + state.learnt_bytes + state.optimizer_bytes
     return held * division.share * division.layers(state)
+
+
+def memory_on(memory: Memory, state: State, division: Division, total_bytes: float) -> Memory:
+    """The same on a card of that size: where there is room, blocks keep gathered weights from forward to backward."""
+    if not division.weights:
+        return memory
+    blocks = state.blocks_share * state.parameter_bytes
+    more = max(0.0, blocks - 2 * state.block_bytes) / 2 * division.layers(state)  # in 16 bits; two are there anyway
+    if not has_room(memory.peak, more, total_bytes):
+        return memory
+    return Memory({**memory.parts, "communication": memory.parts["communication"] + more})
 
 
 def memory_of(footprint: Footprint, division: Division, averaged: bool, accumulates: bool, data: float = 0.0) -> Memory:

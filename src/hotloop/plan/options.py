@@ -7,7 +7,7 @@ from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.plan.cards import Card
 from hotloop.plan.footprint import Footprint
-from hotloop.plan.memory import Division, Memory, least_bytes, memory_of
+from hotloop.plan.memory import Division, Memory, least_bytes, memory_of, memory_on
 from hotloop.plan.prices import Offer
 from hotloop.plan.seconds import StepTime, step_time
 from hotloop.plan.trace import Way
@@ -107,7 +107,8 @@ class _Choice:
     def memory(self, footprint: Footprint) -> Memory:
         train = self.work.job.train
         data = self.work.arrays if self.work.arrays <= DEVICE_SHARE * self.card.memory_bytes else 0.0
-        return memory_of(footprint, self.division, train.ema > 0, train.accumulate > 1, data)
+        memory = memory_of(footprint, self.division, train.ema > 0, train.accumulate > 1, data)
+        return memory_on(memory, footprint.state, self.division, self.card.memory_bytes)
 
     def fits(self, footprint: Footprint) -> bool:
         return self.memory(footprint).peak <= self.card.memory_bytes
