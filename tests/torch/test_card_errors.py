@@ -14,24 +14,27 @@ from hotloop.train.card_errors import CardErrors, card_errors
 
 
 @pytest.mark.parametrize(
-    ("xid", "ecc", "said"),
+    ("xid", "ecc", "said", "more"),
     [
-        (79, 0, ["a serious error (Xid 79); ", "drain and reset the card"]),
-        (94, 3, ["an error that it has contained (Xid 94), and has 3 uncorrectable", "ROW_REMAPPER"]),
-        (31, error(ABSENT), ["a program's (Xid 31); ", "hotloop explain"]),
-        (154, error(LOST), ["a serious error (Xid 154); "]),
+        (79, 0, ["a serious error (Xid 79); ", "drain and reset the card"], []),
+        (94, 3, ["an error that it has contained (Xid 94); ", "ROW_REMAPPER"], ["has 3 uncorrectable errors"]),
+        (31, error(ABSENT), ["a program's (Xid 31); ", "hotloop explain"], []),
+        (154, error(LOST), ["whether it is to be recovered (Xid 154)"], []),
     ],
 )
-def test_an_error_of_the_trainings_own_card_is_told_once(xid: int, ecc: int | Exception, said: list[str]) -> None:
+def test_an_error_of_the_trainings_own_card_is_told_once(
+    xid: int, ecc: int | Exception, said: list[str], more: list[str]
+) -> None:
     nvml, told = FakeNvml(FakeCard(working(0)), FakeCard(working(1))), Queue[str]()
     nvml.cards[1].answers["nvmlDeviceGetTotalEccErrors"] = ecc
     with CardErrors(nvml, "GPU-1", told.put):
         for event in ((0, 13), (1, xid), (1, xid), (1, 62)):
             nvml.events.put(event)
-        first, second = told.get(timeout=20), told.get(timeout=20)
-    assert first.startswith("GPU 1 (GPU-1) tells ")
-    assert [part for part in said if part not in first] == []
-    assert "Xid 62" in second, "neither the other card's, nor the same again"
+        lines = [told.get(timeout=20) for _ in range(2 + len(more))]
+    assert lines[0].startswith("GPU 1 (GPU-1) tells ")
+    assert [part for part in said if part not in lines[0]] == []
+    assert [part for part in more if part not in lines[1]] == []
+    assert "Xid 62" in lines[-1], "neither the other card's, nor the same again"
 
 
 @pytest.mark.parametrize("start", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION])

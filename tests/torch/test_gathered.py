@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hotloop.train.gathered import ROOM, Gathered
@@ -49,7 +50,7 @@ def test_weights_stay_gathered_where_there_is_room_and_learn_the_same(alone: Non
         fully_shard(block)
     fully_shard(model)
     more, peak = 3 * (8 * 8 + 8) * 4, 1000
-    gathered = Gathered(model, "fp32", told.append, lambda device: (peak, round((peak + more) / ROOM) + free))
+    gathered = Gathered(model, told.append, lambda device: (peak, round((peak + more) / ROOM) + free))
     found = trained(model, gathered)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert len(told) == kept
@@ -61,9 +62,24 @@ def test_weights_stay_gathered_where_there_is_room_and_learn_the_same(alone: Non
 
 def test_in_sixteen_bits_half_as_much_has_to_fit(alone: None) -> None:
     model, told = made(), list[str]()
-    for block in model[:3]:
-        fully_shard(block)
-    fully_shard(model)
-    gathered = Gathered(model, "bf16", told.append, lambda device: (0, round(3 * (8 * 8 + 8) * 2 / ROOM) + 1))
-    trained(model, gathered)
+    for part in (*model[:3], model):
+        fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    trained(model, Gathered(model, told.append, lambda device: (0, round(3 * (8 * 8 + 8) * 2 / ROOM) + 1)))
     assert len(told) == 1
+
+
+def test_a_block_within_a_block_counts_once(alone: None) -> None:
+    model, told = made(), list[str]()
+    fully_shard(model[0][0])
+    fully_shard(model[0])
+    fully_shard(model)
+    trained(model, Gathered(model, told.append, lambda device: (0, round((8 * 8 + 8) * 4 / ROOM) + 1)))
+    assert len(told) == 1
+
+
+def test_weights_that_are_copied_to_all_ranks_are_left_alone(alone: None) -> None:
+    model, told = made(), list[str]()
+    replicate(model[0])
+    replicate(model)
+    trained(model, Gathered(model, told.append, lambda device: (0, 1 << 30)))
+    assert not told

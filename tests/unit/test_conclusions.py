@@ -194,6 +194,17 @@ def test_a_line_that_waits_again_and_again_can_be_saved_as_a_whole(waits: int, s
     assert ("a step waits 512 times" in found[0].evidence) == (waits > 1)
 
 
+@pytest.mark.parametrize(("loading", "gain"), [(0.0, 0.95), (0.6, 0.35)])
+def test_of_a_line_that_waits_what_loading_takes_is_not_saved(loading: float, gain: float) -> None:
+    """Steps without waits have their batches given again: 0.4 s, of which the line takes seven in eight."""
+    watched = replace(block("watched", 1.0), lines={"train.py:3": 10}, looks=100)
+    alone = replace(block("no_sync", 0.4), lines={"train.py:3": 70}, looks=80)
+    made = measured(watched, alone, device="cuda", sync_lines={"train.py:3 item": 0.1}, waits=10.0, loader=None)
+    gains = {"cached_batch": loading, "no_sync": loading} if loading else {"no_sync": 0.6}
+    found = findings(evidence(made, gains, sync=0.95))
+    assert [(one.id, one.gain_at_most) for one in found] == [("sync", pytest.approx(gain))]
+
+
 @pytest.mark.parametrize(
     ("device", "other", "in_models", "gain"),
     [("cuda", 0.8, 0, 0.95), ("cuda", 0.8, 90, 0.8), ("cuda", 0.4, 0, 0.4), ("cpu", 0.8, 0, 0.8)],

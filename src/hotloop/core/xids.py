@@ -41,10 +41,10 @@ class Xids:
         with self._lock:
             return dict(self._counts[index]), dict(self._times[index])
 
-    def close(self) -> None:
+    def close(self, wait_seconds: float = _PAUSE_SECONDS) -> None:
         """End it: a driver that waits is left alone, the thread ends by itself after that, or with the process."""
         self._closed.set()
-        self._thread.join(_PAUSE_SECONDS)
+        self._thread.join(wait_seconds)
 
     def _watch(self, cards: Sequence[int]) -> None:
         nvml = self._nvml

@@ -77,18 +77,25 @@ def least_bytes(state: State, division: Division) -> float:
     return held * division.share * division.layers(state)
 
 
-def memory_on(memory: Memory, state: State, division: Division, total_bytes: float) -> Memory:
-    """The same on a card of that size: where there is room, blocks keep gathered weights from forward to backward."""
+def memory_on(memory: Memory, state: State, division: Division, total_bytes: float, halved: bool = True) -> Memory:
+    """The same on a card of that size: where there is room, blocks keep gathered weights from forward to backward.
+
+    Args:
+        halved: whether weights are gathered in 16 bits.
+    """
     if not division.weights:
         return memory
     blocks = state.blocks_share * state.parameter_bytes
-    more = max(0.0, blocks - 2 * state.block_bytes) / 2 * division.layers(state)  # in 16 bits; two are there anyway
+    more = max(0.0, blocks - 2 * state.block_bytes) * division.layers(state)  # two are there anyway
+    more *= 0.5 if halved else 1.0
     if not has_room(memory.peak, more, total_bytes):
         return memory
     return Memory({**memory.parts, "communication": memory.parts["communication"] + more})
 
 
-def memory_of(footprint: Footprint, division: Division, averaged: bool, accumulates: bool, data: float = 0.0) -> Memory:
+def memory_of(
+    footprint: Footprint, division: Division, averaged: bool, accumulates: bool, data: float = 0.0, halved: bool = True
+) -> Memory:
     """The memory of a rank.
 
     Args:
@@ -96,6 +103,7 @@ def memory_of(footprint: Footprint, division: Division, averaged: bool, accumula
         averaged: whether weights are averaged (`train.ema`).
         accumulates: whether several batches make a step, whose gradients stay.
         data: bytes of the data set, if its arrays are kept on the GPU; 0: batches are sent there.
+        halved: whether divided weights are gathered in 16 bits.
     """
     state = footprint.state
     share, layers = division.share, division.layers(state)
@@ -112,7 +120,7 @@ def memory_of(footprint: Footprint, division: Division, averaged: bool, accumula
         "averaged": weights + state.buffer_bytes if averaged else 0.0,
         "activations": fullest.activations,
         "temporary": fullest.temporary,
-        "communication": _communication(state, division, layers),
+        "communication": _communication(state, division, layers, 0.5 if halved else 1.0),
         "input": footprint.batch_bytes + (data or SLOTS * footprint.batch_bytes),
         "workspace": _workspace(footprint),
     }
@@ -130,16 +138,17 @@ def _of_rank(moment: Moment, footprint: Footprint, division: Division, learnt: f
     return Moment(activations, learnt * moment.gradients / whole, temporary)
 
 
-def _communication(state: State, division: Division, layers: float) -> float:
-    """Of divided weights: two blocks and what is outside of blocks, in 16 bits; and a block's gradients in 32. Of whole
-    ones: gradients once more, as ways to average them are tried (0.12 GiB for ResNet-50 and 0.6 for GPT-2 on two H200).
+def _communication(state: State, division: Division, layers: float, part: float) -> float:
+    """Of divided weights: two blocks and what is outside of blocks, as they are gathered; and a block's gradients in 32
+    bits. Of whole ones: gradients once more, as ways to average them are tried (0.12 GiB for ResNet-50 and 0.6 for
+    GPT-2 on two H200).
     """
     if division.name == "ddp":
         return state.learnt_bytes
     if not division.weights:
         return 0.0
     block = state.block_bytes * layers
-    return 2 * block / 2 + (1 - state.blocks_share) * state.parameter_bytes / 2 + block
+    return part * (2 * block + (1 - state.blocks_share) * state.parameter_bytes) + block
 
 
 def _workspace(footprint: Footprint) -> float:

@@ -107,8 +107,9 @@ class _Choice:
     def memory(self, footprint: Footprint) -> Memory:
         train = self.work.job.train
         data = self.work.arrays if self.work.arrays <= DEVICE_SHARE * self.card.memory_bytes else 0.0
-        memory = memory_of(footprint, self.division, train.ema > 0, train.accumulate > 1, data)
-        return memory_on(memory, footprint.state, self.division, self.card.memory_bytes)
+        halved = self.precision in ("bf16", "float8")
+        memory = memory_of(footprint, self.division, train.ema > 0, train.accumulate > 1, data, halved)
+        return memory_on(memory, footprint.state, self.division, self.card.memory_bytes, halved)
 
     def fits(self, footprint: Footprint) -> bool:
         return self.memory(footprint).peak <= self.card.memory_bytes

@@ -207,7 +207,8 @@ def _without_line(evidence: Evidence, where: str) -> float:
     if not block or not block.looks:
         return 0.0
     left = mean_seconds(block) * (1 - block.lines.get(where, 0) / block.looks)
-    return 1 - left / mean_seconds(evidence.watched)
+    loading = max(0.0, evidence.gain(PROOFS["input"]) or 0.0)  # which those steps do not wait for either
+    return 1 - left / mean_seconds(evidence.watched) - loading
 
 
 def _launch(evidence: Evidence) -> Iterator[Finding]:

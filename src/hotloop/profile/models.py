@@ -41,13 +41,21 @@ class Models:
         or a bus compute more slowly meanwhile. Each rank then trains a model of its own.
         """
         models = self.distributed
-        for model in models:
-            model.require_backward_grad_sync = False
-        try:
+        known = {id(model) for model in models}
+
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(original)
+            def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+                if id(model) in known:  # scripts that accumulate say for each batch whether to exchange
+                    model.require_backward_grad_sync = False
+                return original(model, *args, **kwargs)
+
+            return forward
+
+        with self._replaced([(self._torch.nn.parallel.DistributedDataParallel, patched)]):
             yield
-        finally:
-            for model in models:
-                model.require_backward_grad_sync = True
+        for model in models:
+            model.require_backward_grad_sync = True
 
     @contextmanager
     def first_part_alone(self) -> Iterator[None]:
@@ -77,7 +85,7 @@ class Models:
                     if not value.dim():
                         return value.expand(number)
                     first, rows = cuts[0] if cuts else (1, number)
-                    return torch.cat([value] * number)[: len(value) * rows // first]
+                    return torch.cat([value] * number)[: len(value) * rows // max(1, first)]
 
                 inputs, named = each(part, (args, kwargs))
                 return each(whole, model.module(*inputs, **named))

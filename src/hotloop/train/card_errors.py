@@ -18,6 +18,9 @@ from hotloop.doctor.finding import catalogue
 
 _KINDS = {"xid": "a serious error", "xid-contained": "an error that it has contained", "xid-application": "a program's"}
 
+_RECOVERY = "154"
+"""The driver's advice, which may be to do nothing: https://docs.nvidia.com/deploy/xid-errors/"""
+
 
 class CardErrors:
     """A context in which each kind of error of a card is told once.
@@ -46,7 +49,7 @@ class CardErrors:
     ) -> None:
         self._closed.set()
         if self._xids:
-            self._xids.close()
+            self._xids.close(wait_seconds=0.0)
 
     def _begin(self) -> None:
         nvml = self._nvml
@@ -56,24 +59,23 @@ class CardErrors:
             index = nvml.nvmlDeviceGetIndex(self._handle)
             self._xids = Xids(nvml, [index], told=self._note)
             if self._closed.is_set():  # before it was known
-                self._xids.close()
+                self._xids.close(wait_seconds=0.0)
 
     def _note(self, index: int, xid: str) -> None:
         if xid in self._seen:
             return
         self._seen.add(xid)
         finding = finding_of_xid(int(xid))
-        known = catalogue()[finding]
-        text = f"{_KINDS[finding]} (Xid {xid}){self._memory_errors()}; {known.why} Fix: {known.fix}"
-        self._tell(f"GPU {index} ({self._uuid}) tells {text}")
-
-    def _memory_errors(self) -> str:
-        nvml = self._nvml
+        known, card = catalogue()[finding], f"GPU {index} ({self._uuid})"
+        if xid == _RECOVERY:
+            self._tell(f"{card} tells whether it is to be recovered (Xid {xid}). Fix: sudo dmesg | grep Xid")
+            return
+        self._tell(f"{card} tells {_KINDS[finding]} (Xid {xid}); {known.why} Fix: {known.fix}")
+        nvml = self._nvml  # asked after that: it may hang now
         with suppress(nvml.NVMLError):  # without ECC, or lost
             kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             if number := nvml.nvmlDeviceGetTotalEccErrors(self._handle, kind, since):
-                return f", and has {number} uncorrectable errors of its memory since the driver was loaded"
-        return ""
+                self._tell(f"{card} has {number} uncorrectable errors of its memory since the driver was loaded")
 
 
 def card_errors(device: torch.device, tell: Callable[[str], None]) -> AbstractContextManager[object]:

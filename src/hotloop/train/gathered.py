@@ -5,10 +5,12 @@ Else each is gathered twice a step. Llama 3's 8B shapes on four H200s, 8,192 tok
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from hotloop.core.units import format_bytes
 
@@ -34,17 +36,17 @@ class Gathered:
 
     Args:
         model: divided by `fully_shard`, its blocks each by itself.
-        precision: of the step, by which weights are gathered in 16 bits or as they are.
         notify: told, in a line, that they are kept.
         memory: the most that was taken, and all that there is, in bytes.
     """
 
     def __init__(
-        self, model: nn.Module, precision: str, notify: Callable[[str], None],
+        self, model: nn.Module, notify: Callable[[str], None],
         memory: Callable[[torch.device], tuple[int, int]] = gpu_memory,
     ) -> None:  # fmt: skip
-        self._blocks = [part for part in model.modules() if isinstance(part, FSDPModule) and part is not model]
-        self._halved = precision in ("bf16", "float8")
+        # By the name that `fully_shard` gives: what `replicate` makes is an FSDPModule, too, and divides nothing.
+        parts = [part for part in model.modules() if type(part).__name__.startswith("FSDP") and part is not model]
+        self._blocks = [part for part in parts if isinstance(part, FSDPModule)]
         self._notify, self._memory = notify, memory
         self._left = _AFTER if self._blocks else 0
 
@@ -56,13 +58,27 @@ class Gathered:
                 self._decide()
 
     def _decide(self) -> None:
-        weights = {weight for block in self._blocks for weight in block.parameters()}
-        device = next(iter(weights)).device
-        more = sum(weight.numel() * (2 if self._halved else weight.element_size()) for weight in weights)
-        peak, total = self._memory(device)
-        all_have = torch.tensor(int(has_room(peak, more, total)), device=device)
-        distributed.all_reduce(all_have, op=distributed.ReduceOp.MIN)
+        weights = {weight: block for block in self._blocks for weight in own_weights(block)}
+        first = next(iter(weights))
+        more = sum(map(gathered_bytes, weights, weights.values()))
+        peak, total = self._memory(first.device)
+        all_have = torch.tensor(int(has_room(peak, more, total)), device=first.device)
+        for dimension in range(first.device_mesh.ndim):
+            distributed.all_reduce(all_have, distributed.ReduceOp.MIN, first.device_mesh.get_group(dimension))
         if all_have.item():
             for block in self._blocks:
                 block.set_reshard_after_forward(False, recurse=False)
             self._notify(f"memory is left: blocks keep {format_bytes(more)} of gathered weights until backward")
+
+
+def own_weights(block: Any) -> list[DTensor]:
+    """Those that a block divides, and no block within it."""
+    inner: list[Any] = [part for part in block.modules() if isinstance(part, FSDPModule) and part is not block]
+    inside = {id(weight) for part in inner for weight in part.parameters()}
+    return [weight for weight in block.parameters() if isinstance(weight, DTensor) and id(weight) not in inside]
+
+
+def gathered_bytes(weight: DTensor, block: FSDPModule) -> int:
+    """What a rank holds of a weight while it is gathered: its own part, of each rank of the first dimension."""
+    dtype = block._get_fsdp_state()._mp_policy.param_dtype or weight.dtype
+    return weight.to_local().numel() * weight.device_mesh.size(0) * dtype.itemsize

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
@@ -95,8 +95,9 @@ def indivisible(model: nn.Module) -> str:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether its weights are divided among ranks."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    """Whether its weights are divided among ranks, gathered ones too."""
+    gathered = any(isinstance(part, FSDPModule) for part in model.modules())
+    return gathered or any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class Step:
         self.communication = self._ranks.communication
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
         divided = self._device.type == "cuda" and is_sharded(model)
-        self._gathered = Gathered(model, settings.precision, notify) if divided else None
+        self._gathered = Gathered(model, notify) if divided else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0
         self._latest = self._sum = torch.zeros((), device=self._device)
