@@ -37,7 +37,7 @@ class Sizes:
         self.layers, self.width, self.heads, self.kv_heads, self.hidden = (
             (2, 64, 4, 2, 96) if tiny else (layers, 4096, 32, 8, 14336)
         )
-        self.warm, self.steps, self.windows = (2, 3, 3) if tiny else (10, 12, 3)
+        self.warm, self.steps, self.windows = (2, 3, 3) if tiny else (10, 12, 6)
 
 
 class PlainBlock(nn.Module):
@@ -181,7 +181,7 @@ _MOST_SECONDS = 300.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_device(parser)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1, help="of six windows each")
     parser.add_argument(
         "--layers", type=int, default=32, help="of 32: 16 on two GPUs are as much for each as 32 on four"
     )
@@ -201,6 +201,7 @@ def main() -> None:
             file = folder / f"by-hand-{number}.json"
             multiprocessing.spawn(by_hand, (sizes, 29_600 + number, str(file)), nprocs=sizes.ranks)
             rates["by_hand"] += json.loads(file.read_text())
+            record_so_far("llama", content(sizes, rates), sizes.device)
             for name, precision in kinds.items():
                 rates[name] += trained(sizes, folder, number, precision)
                 print(rates, file=sys.stderr, flush=True)

@@ -21,10 +21,14 @@ def train_until(job: Path, metrics: Path, enough: Callable[[Records], bool], mos
     """
     command = [sys.executable, "-m", "hotloop", "train", str(job)]
     until = time.monotonic() + most_seconds
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a bench which is cut off ends its ranks
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not enough(records_of(metrics)) and time.monotonic() < until:
-            time.sleep(0.2)
-        _end_ranks(process.pid)
+        try:
+            while process.poll() is None and not enough(records_of(metrics)) and time.monotonic() < until:
+                time.sleep(0.2)
+        finally:
+            _end_ranks(process.pid)
+    signal.signal(signal.SIGTERM, before)
     return records_of(metrics)
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     with started(trial) as training:
         _wait(trial, training, moments, seconds)
         if training.process.poll() is None:
-            os.kill(moments.choice(training.processes() or [training.process.pid]), signal.SIGKILL)
+            _kill(moments.choice(training.processes() or [training.process.pid]))
     expected = (0, -signal.SIGKILL, 1, STOPPED_EARLY)
     return _ended(training, expected)
 
@@ -73,8 +73,9 @@ def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
 def worker_killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     """SIGKILL to a process that loads data: the training goes on with another."""
     with started(trial) as training:
-        if training.wait_until(lambda: bool(trial.records("step")) and bool(training.workers())):
-            os.kill(moments.choice(training.workers()), signal.SIGKILL)
+        training.wait_until(lambda: bool(trial.records("step")) and bool(training.workers()))
+        if workers := training.workers():
+            _kill(moments.choice(workers))
     return _ended(training, (0,))
 
 
@@ -82,20 +83,26 @@ def hung(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     """A rank stops for good: it is named, and the job ends."""
     with started(trial, "ranks.timeout=6 s") as training:
         if training.wait_until(lambda: bool(trial.records("checkpoint"))):
-            os.kill(_rank(training, moments.randrange(2)), signal.SIGSTOP)
+            _kill(_rank(training, moments.randrange(2)), signal.SIGSTOP)
     named = "makes no progress" in training.err or training.code == 0
     outcome = _ended(training, (1, 0))
     return outcome if named else replace(outcome, wrong=outcome.wrong or "no rank was named")
 
 
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, number)
+
+
 def _rank(training: Started, number: int) -> int:
     mark = f"RANK={number}".encode()
     for pid in training.processes():
-        status = Path("/proc", str(pid), "status").read_text()
-        variables = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
-        if mark in variables and f"PPid:\t{training.process.pid}\n" in status:
-            return pid
-    raise AssertionError("the ranks have ended")
+        with suppress(OSError):
+            status = Path("/proc", str(pid), "status").read_text()
+            variables = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+            if mark in variables and f"PPid:\t{training.process.pid}\n" in status:
+                return pid
+    return training.process.pid  # the ranks have just ended, and it is about to
 
 
 def disk_full(trial: Trial, moments: random.Random, seconds: float) -> Outcome:

@@ -12,12 +12,13 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -115,20 +116,23 @@ def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Threads, each of which starts processes on processors of its own."""
     processors, shares = sorted(os.sched_getaffinity(0)), SimpleQueue[list[int]]()
     jobs = min(jobs, len(processors))
+    size = len(processors) // jobs  # the same for all: sums over other numbers of threads differ in their last bits
     for job in range(jobs):
-        shares.put(processors[job::jobs])
+        shares.put(processors[job * size : (job + 1) * size])
     with ThreadPoolExecutor(jobs, initializer=lambda: os.sched_setaffinity(0, shares.get())) as pool:
         yield pool
 
 
 def run_trials(
-    counts: dict[str, int], images: Path, seed: int = 0, settings: Sequence[str] = (), jobs: int = 1
-) -> dict[str, Faults]:
+    counts: dict[str, int], images: Path, seed: int = 0, settings: Sequence[str] = (), jobs: int = 1,
+    told: Callable[[dict[str, Faults]], None] = lambda found: None,
+) -> dict[str, Faults]:  # fmt: skip
     """So many trials of each kind.
 
     Args:
         settings: only these; all that a kind is for if there are none.
         jobs: trials at a time.
+        told: after each, what all so far have shown.
     """
 
     def leave_alone(setting: str) -> Undisturbed:
@@ -141,18 +145,22 @@ def run_trials(
         turns = [setting for setting in KINDS[kind][1] if setting in undisturbed]
         setting = turns[number % len(turns)]
         trial = Trial(images, Path(folder, f"{kind}{number}".replace(" ", "-")), setting)
-        faults = disturb(kind, trial, random.Random(f"{seed} {kind} {number}"), undisturbed[setting])
+        try:
+            faults = disturb(kind, trial, random.Random(f"{seed} {kind} {number}"), undisturbed[setting])
+        except Exception as error:  # the others go on
+            faults = Faults(trials=1)
+            faults.wrong("errors", f"{setting}, the trial itself: {error!r}")
         print(f"{kind} {number + 1}/{counts[kind]} {setting}: {faults.notes}", file=sys.stderr, flush=True)
         return faults
 
     with tempfile.TemporaryDirectory() as folder, side_by_side(jobs) as pool:
         names = settings or tuple(SETTINGS)
         undisturbed = dict(zip(names, pool.map(leave_alone, names), strict=True))
-        trials = {kind: [pool.submit(turn, kind, number) for number in range(count)] for kind, count in counts.items()}
+        trials = {pool.submit(turn, kind, number): kind for kind, count in counts.items() for number in range(count)}
         found = {kind: Faults() for kind in counts}
-        for kind, turns in trials.items():
-            for each in turns:
-                found[kind].add(each.result())
+        for each in as_completed(trials):
+            found[trials[each]].add(each.result())
+            told(found)
     return found
 
 
@@ -168,18 +176,24 @@ def main() -> None:
     arguments = parser.parse_args()
     counts = {kind: max(1, round(arguments.trials * KINDS[kind][2])) for kind in arguments.only or KINDS}
     sys.path.insert(0, str(REPOSITORY / "bench"))
-    from record import RESULTS, publish, source
+    from record import of_this_source, publish, record
 
-    faults = run_trials(counts, arguments.images.absolute(), arguments.seed, jobs=arguments.jobs)
-    of_kinds = {kind: asdict(one) for kind, one in faults.items()}
-    file = RESULTS / "faults.json"
-    if arguments.record and file.exists() and (earlier := json.loads(file.read_text()))["source_sha256"] == source():
-        of_kinds = {**earlier["kinds"], **of_kinds}  # kinds may be run one after another: all take hours
-    total = {name: sum(one[name] for one in of_kinds.values()) for name in _COUNTS}
+    # Kinds may be run one after another: all take hours.
+    earlier = of_this_source("faults").get("kinds", {}) if arguments.record else {}
+
+    def content(found: dict[str, Faults]) -> dict[str, Any]:
+        kinds = {**earlier, **{kind: asdict(one) for kind, one in found.items() if one.trials}}
+        return {**{name: sum(one[name] for one in kinds.values()) for name in _COUNTS}, "kinds": kinds}
+
+    def told(found: dict[str, Faults]) -> None:
+        if arguments.record:  # a run that is cut off leaves what it has
+            record("faults", content(found))
+
+    faults = run_trials(counts, arguments.images.absolute(), arguments.seed, jobs=arguments.jobs, told=told)
     if arguments.record:
-        publish("faults", {**total, "kinds": of_kinds}, arguments.json)
+        publish("faults", content(faults), arguments.json)
     else:
-        print(json.dumps({**total, "kinds": of_kinds}, indent=None if arguments.json else 2))
+        print(json.dumps(content(faults), indent=None if arguments.json else 2))
 
 
 if __name__ == "__main__":

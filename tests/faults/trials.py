@@ -47,6 +47,7 @@ class Trial:
 
     def command(self, *more: str) -> list[str]:
         settings = (
+            "device=cpu",
             "task.image_size=16",
             "model.name=tiny:broad",
             "train.epochs=8",
@@ -139,6 +140,7 @@ def started(trial: Trial, *more: str) -> Iterator[Started]:
     """Start a trial's training; at the end it is waited for."""
     mark = uuid.uuid4().hex
     path = f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY / 'tests' / 'support'}"
+    path += f"{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = {**os.environ, "PYTHONPATH": path, _MARK: mark, **trial.variables}
     errors = trial.run.with_suffix(".err")  # of a killed process others may hold the pipe
     with errors.open("w+") as err:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from hotloop import Checkpointer
+from hotloop.train.checkpoint.parts import Part
+from hotloop.train.checkpoint.staging import Staging
 
 
 @pytest.fixture
@@ -42,3 +44,23 @@ def test_a_state_that_changes_is_saved_as_it_was(
         for name, tensor in state().items():
             assert torch.equal(loaded.state[name], tensor.cpu()), name
             assert loaded.state[name].stride() == tensor.stride()
+
+
+def test_what_a_copy_has_left_is_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, total = torch.ones(1 << 26, device="cuda"), 100 << 30
+    free = state.nbytes + (6 << 30)  # of which 5 GiB are to stay free
+    staging, part = Staging(print), Part("weights", state, (0,))
+
+    def free_now(device: torch.device) -> tuple[int, int]:
+        return free - (torch.cuda.memory_reserved(device) - before), total
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(state.device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_now)
+    for _ in range(3):
+        staged = staging.copy([], [part])
+        assert staged.sources, "copied on the GPU first"
+        staged.wait()
+        assert staging.memory
+        assert torch.equal(torch.from_numpy(staging.memory.bytes[: state.nbytes]).view(torch.float32), state.cpu())
+    staging.close()

@@ -60,6 +60,7 @@ class Staging:
         self.memory: HostMemory | None = None
         self._warn = warn
         self._streams: dict[torch.device, Any] = {}
+        self._copied_bytes: dict[torch.device, int] = {}  # by copies that the allocator has kept since
 
     def reserve(self, tensors: Sequence[Tensor]) -> None:
         """Take memory for as much as these and the texts beside them: to lock it takes seconds for tens of GB."""
@@ -105,7 +106,7 @@ class Staging:
         return staged
 
     def _copy_from(self, device: torch.device, places: list[Tensor], tensors: list[Tensor], staged: Staged) -> None:
-        copies = _copies(device, tensors)
+        copies = self._copies(device, tensors)
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
@@ -121,6 +122,21 @@ class Staging:
         else:
             event.synchronize()
 
+    def _copies(self, device: torch.device, tensors: list[Tensor]) -> list[Tensor]:
+        """Of tensors on the GPU; none if it has no room. What the allocator keeps is no room, as the next step wants
+        it, but for what the copies before have left: steps have found theirs beside it.
+        """
+        free, total = torch.cuda.mem_get_info(device)
+        size, left = sum(tensor.nbytes for tensor in tensors), self._copied_bytes.get(device, 0)
+        if size > free + min(left, kept_bytes(device)) - _ROOM_SHARE * total:
+            return []
+        try:
+            copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        except torch.OutOfMemoryError:
+            return []
+        self._copied_bytes[device] = size
+        return copies
+
     def close(self) -> None:
         """Let go of the memory."""
         if self.memory:
@@ -128,12 +144,6 @@ class Staging:
         self.memory = None
 
 
-def _copies(device: torch.device, tensors: list[Tensor]) -> list[Tensor]:
-    """Of tensors on the GPU; none if it has no room. What the allocator keeps is no room: the next step wants it."""
-    free, total = torch.cuda.mem_get_info(device)
-    if sum(tensor.nbytes for tensor in tensors) > free - _ROOM_SHARE * total:
-        return []
-    try:
-        return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
-    except torch.OutOfMemoryError:
-        return []
+def kept_bytes(device: torch.device) -> int:
+    """Of a GPU, by torch's allocator, and free."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
