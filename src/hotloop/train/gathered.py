@@ -35,20 +35,21 @@ class Gathered:
     """Looks after some windows whether all ranks have room, and if so has the blocks keep what they gather.
 
     Args:
-        model: divided by `fully_shard`, its blocks each by itself.
+        model: of which `fully_shard` has divided blocks on a GPU; any other is left alone.
         notify: told, in a line, that they are kept.
-        memory: the most that was taken, and all that there is, in bytes.
+        memory: the most that was taken, and all that there is, in bytes; the GPU's without.
     """
 
     def __init__(
         self, model: nn.Module, notify: Callable[[str], None],
-        memory: Callable[[torch.device], tuple[int, int]] = gpu_memory,
+        memory: Callable[[torch.device], tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
         # By the name that `fully_shard` gives: what `replicate` makes is an FSDPModule, too, and divides nothing.
         parts = [part for part in model.modules() if type(part).__name__.startswith("FSDP") and part is not model]
         self._blocks = [part for part in parts if isinstance(part, FSDPModule)]
-        self._notify, self._memory = notify, memory
-        self._left = _AFTER if self._blocks else 0
+        self._notify, self._memory = notify, memory or gpu_memory
+        has_memory = memory is not None or next(model.parameters()).is_cuda
+        self._left = _AFTER if self._blocks and has_memory else 0
 
     def window_done(self) -> None:
         """Count a window; all ranks do so alike."""

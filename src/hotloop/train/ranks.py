@@ -1,6 +1,6 @@
 """Processes that train one model together: what they have to agree on when memory runs out on one of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import Job
 from hotloop.train.communication import Communication
+from hotloop.train.gathered import Gathered
 from hotloop.train.pieces import no_room
 from hotloop.train.sharded import Types, divide, is_sharded, mesh_of
 from hotloop.train.world import DIVIDED, TENSOR, World
@@ -41,6 +42,7 @@ class Ranks:
         recover: whether a window is repeated when memory runs out; without, no window is cautious. Where ranks talk in
             the forward pass (SyncBatchNorm) or backward is fixed (`static_graph`), none is either.
         compress: gradients travel as bfloat16.
+        notify: told, in a line, that blocks of divided weights keep what they have gathered.
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
@@ -48,7 +50,7 @@ class Ranks:
         communication: how long windows wait for messages, where the model itself is a `DistributedDataParallel`.
     """
 
-    def __init__(self, model: nn.Module, recover: bool, compress: bool = False) -> None:
+    def __init__(self, model: nn.Module, recover: bool, compress: bool, notify: Callable[[str], None]) -> None:
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         self._ddp = found[0] if len(found) == 1 else None
         group = self._ddp.process_group if self._ddp else None
@@ -62,6 +64,7 @@ class Ranks:
         self._compress = compress
         if self._ddp and compress:
             self._ddp.register_comm_hook(group, bf16_compress_hook)
+        self._gathered = Gathered(model, notify)
         self.apart = False
         self._left = _CAUTIOUS_WINDOWS
         self._agreed = False
@@ -229,6 +232,7 @@ class Ranks:
     def window_done(self) -> None:
         """Count a window."""
         self._left = max(0, self._left - 1)
+        self._gathered.window_done()
         if self._times:
             self.communication.end()
         if self._ddp:  # for an evaluation; a window that needs it otherwise says so

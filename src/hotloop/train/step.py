@@ -24,7 +24,6 @@ from hotloop.train.checkpoint.parts import read_whole
 from hotloop.train.compiler import Breaks, compile_model, compiler_errors, first_words, undo_compile
 from hotloop.train.counter import Counter
 from hotloop.train.execute import WARM_UP, Executor, uncompiled
-from hotloop.train.gathered import Gathered
 from hotloop.train.gradients import Gradients
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.optimizer import Rates, compiled_update, fuse_again
@@ -33,7 +32,7 @@ from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, memory_errors, no_room, release
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
-from hotloop.train.sharded import divided_model, divided_optimizer, is_sharded
+from hotloop.train.sharded import divided_model, divided_optimizer
 from hotloop.train.step_input import check_parts, check_scalar
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.trial import Trial, start_trial
@@ -106,11 +105,9 @@ class Step:
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
         self._pieces = Pieces()
-        self._ranks = Ranks(model, settings.recover, settings.compress)
+        self._ranks = Ranks(model, settings.recover, settings.compress, notify)
         self.communication = self._ranks.communication
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
-        divided = self._device.type == "cuda" and is_sharded(model)
-        self._gathered = Gathered(model, notify) if divided else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0
         self._latest = self._sum = torch.zeros((), device=self._device)
@@ -227,8 +224,6 @@ class Step:
         self.losses.written()
         self.number += 1
         self._ranks.window_done()
-        if self._gathered:
-            self._gathered.window_done()
         if self._pace and self._pace.end():
             self._choose_kernels(self._pace)
         if self._trial and self._trial.end():
