@@ -72,3 +72,10 @@ def test_settings_of_a_process_that_are_none_are_refused(tmp_path: Path, line: s
     with pytest.raises(InputError, match=r"process\.") as refused:
         read_job_settings(file)
     assert line.partition(" ")[0] in str(refused.value)
+
+
+def test_settings_of_a_process_are_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.toml"
+    file.write_text("process = 3\n[job]\n")
+    with pytest.raises(InputError, match="process = 3"):
+        read_job_settings(file)

@@ -74,8 +74,11 @@ def read_job_settings(file: Path) -> tuple[list[str], ProcessSettings]:
     content = read_toml(file, fix)
     if not isinstance(content.get("job"), dict):
         raise InputError(f"{file} has no table [job]", "it is no file of settings for a job", fix)
+    process = content.get("process", {})
+    if not isinstance(process, dict):
+        raise InputError(f"{file}: process = {process!r}", "it is a table of settings", fix)
     keys = [f"{name}={_toml(value)}" for name, value in _flat(content["job"])]
-    return keys, _process(content.get("process", {}), file, fix)
+    return keys, _process(process, file, fix)
 
 
 def _process(table: dict[str, Any], file: Path, fix: str) -> ProcessSettings:
