@@ -49,9 +49,11 @@ def test_where_nobody_may_be_asked_nothing_is_told(start: int) -> None:
 def test_a_driver_that_hangs_keeps_no_training_from_ending() -> None:
     nvml = FakeNvml(FakeCard(working(0)))
     nvml.cards[0].hangs.clear()
-    with CardErrors(nvml, "GPU-0", print):
-        pass
+    told: list[str] = []
+    with CardErrors(nvml, "GPU-0", told.append):
+        assert not nvml.cards[0].hangs.is_set()
     nvml.cards[0].hangs.set()
+    assert not told
 
 
 def test_a_training_on_a_cpu_asks_nobody() -> None:

@@ -1,6 +1,7 @@
 """Functions replaced while something is watched or changed, and put back afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _MISSING = object()
@@ -29,3 +30,15 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
+
+
+@contextmanager
+def replaced(functions: Iterable[tuple[Any, str, Callable[[Any], Any]]]) -> Iterator[None]:
+    """Have what is made of functions, each given by owner, name and maker, in their place for a while."""
+    patches = Patches()
+    for owner, name, make in functions:
+        patches.replace(owner, name, make)
+    try:
+        yield
+    finally:
+        patches.undo()

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hotloop.attach.malloc import keep_freed
-from hotloop.attach.patches import Patches
+from hotloop.attach.patches import replaced
 from hotloop.profile.hooks import Hooks
 from hotloop.profile.lines import Places
 
@@ -158,7 +158,7 @@ class Ablations:
 
             return move
 
-        with self._replaced(self._torch.Tensor, ("to", "cuda"), remembered), self.cached_batches():
+        with replaced((self._torch.Tensor, name, remembered) for name in ("to", "cuda")), self.cached_batches():
             yield
 
     @contextmanager
@@ -200,8 +200,8 @@ class Ablations:
         self._calibrate(remembered("own", lambda tensor: 0.0))
         with ExitStack() as stack:
             for name in ("item", "cpu", "tolist", "__float__", "__int__"):
-                stack.enter_context(self._replaced(self._torch.Tensor, (name,), partial(remembered, name)))
-            stack.enter_context(self._replaced(self._torch.cuda, ("synchronize",), nothing))
+                stack.enter_context(replaced([(self._torch.Tensor, name, partial(remembered, name))]))
+            stack.enter_context(replaced([(self._torch.cuda, "synchronize", nothing)]))
             stack.enter_context(self.cached_batches())
             yield
 
@@ -218,16 +218,6 @@ class Ablations:
             took = time.perf_counter() - started
         self._unseen_seconds = (took - self.reading_seconds) / _CALLS
         self._hooks.calls_in_step, self.reading_seconds = 0, before
-
-    @contextmanager
-    def _replaced(self, owner: Any, names: Sequence[str], make: Callable[[Any], Any]) -> Iterator[None]:
-        patches = Patches()
-        for name in names:
-            patches.replace(owner, name, make)
-        try:
-            yield
-        finally:
-            patches.undo()
 
     def _tensors(self, batch: Any) -> Iterator[Any]:
         if isinstance(batch, self._torch.Tensor):
@@ -246,7 +236,7 @@ class Ablations:
         def nothing(original: Callable[..., None]) -> Callable[..., None]:
             return lambda: None
 
-        with self._replaced(self._torch.cuda, ("empty_cache",), nothing):
+        with replaced([(self._torch.cuda, "empty_cache", nothing)]):
             yield
 
     @contextmanager

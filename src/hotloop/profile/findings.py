@@ -58,21 +58,26 @@ class Evidence:
         steps = self.watched.steps
         return sum(step.compiling for step in steps) / sum(step.seconds for step in steps)
 
+    def ablation(self, name: str) -> Ablation | None:
+        """None if it was not done."""
+        return next((one for one in self.ablations if one.name == name), None)
+
     def certain(self, name: str) -> Ablation | None:
         """An ablation that has saved more than chance may."""
-        return next((one for one in self.ablations if one.name == name and one.is_certain), None)
+        one = self.ablation(name)
+        return one if one and one.is_certain else None
 
     def beyond_batches(self, name: str) -> Ablation | None:
         """The same of one with batches given again, as far as it has saved more than these alone."""
-        one = next((one for one in self.ablations if one.name == name), None)
-        alone = next((one for one in self.ablations if one.name == PROOFS["input"]), None)
+        one, alone = self.ablation(name), self.ablation(PROOFS["input"])
         if one and alone:
             one = replace(one, gain=one.gain - max(0.0, alone.gain), error=math.hypot(one.error, alone.error))
         return one if one and one.is_certain else None
 
     def gain(self, name: str) -> float | None:
         """Of an ablation; None if it was not done."""
-        return next((one.gain for one in self.ablations if one.name == name), None)
+        one = self.ablation(name)
+        return one.gain if one else None
 
 
 def findings(evidence: Evidence) -> tuple[Finding, ...]:

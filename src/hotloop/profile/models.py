@@ -1,12 +1,12 @@
 """What models do in a step, done otherwise or left out while its time is taken."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
-from hotloop.attach.patches import Patches
+from hotloop.attach.patches import replaced
 
 
 class Models:
@@ -52,7 +52,7 @@ class Models:
 
             return forward
 
-        with self._replaced([(self._torch.nn.parallel.DistributedDataParallel, patched)]):
+        with replaced([(self._torch.nn.parallel.DistributedDataParallel, "forward", patched)]):
             yield
         for model in models:
             model.require_backward_grad_sync = True
@@ -92,18 +92,8 @@ class Models:
 
             return forward
 
-        with self._replaced([(self._torch.nn.DataParallel, patched)]):
+        with replaced([(self._torch.nn.DataParallel, "forward", patched)]):
             yield
-
-    @contextmanager
-    def _replaced(self, forwards: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
-        patches = Patches()
-        for owner, make in forwards:
-            patches.replace(owner, "forward", make)
-        try:
-            yield
-        finally:
-            patches.undo()
 
     @property
     def in_float32(self) -> list[Any]:
@@ -136,9 +126,9 @@ class Models:
         known, self.objection = {id(module) for module in modules}, "the script calls no model as a whole"
         own = [module for module in modules if "forward" in vars(module)]
         kinds = {type(module) for module in modules if "forward" not in vars(module)}
-        of_classes = ((kind, partial(self._autocast, known)) for kind in kinds)
-        of_modules = ((module, partial(self._autocast, None)) for module in own)
-        with self._replaced([*of_classes, *of_modules]):
+        of_classes = ((kind, "forward", partial(self._autocast, known)) for kind in kinds)
+        of_modules = ((module, "forward", partial(self._autocast, None)) for module in own)
+        with replaced([*of_classes, *of_modules]):
             yield
 
     def _autocast(self, known: set[int] | None, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,13 +13,10 @@ import torch
 
 from hotloop.attach.live import gpu_uuid
 from hotloop.core.xids import Xids
-from hotloop.doctor.checks.cards import finding_of_xid
+from hotloop.doctor.checks.cards import RECOVERY_XID, finding_of_xid
 from hotloop.doctor.finding import catalogue
 
 _KINDS = {"xid": "a serious error", "xid-contained": "an error that it has contained", "xid-application": "a program's"}
-
-_RECOVERY = "154"
-"""The driver's advice, which may be to do nothing: https://docs.nvidia.com/deploy/xid-errors/"""
 
 
 class CardErrors:
@@ -67,7 +64,7 @@ class CardErrors:
         self._seen.add(xid)
         finding = finding_of_xid(int(xid))
         known, card = catalogue()[finding], f"GPU {index} ({self._uuid})"
-        if xid == _RECOVERY:
+        if int(xid) == RECOVERY_XID:
             self._tell(f"{card} tells whether it is to be recovered (Xid {xid}). Fix: sudo dmesg | grep Xid")
             return
         self._tell(f"{card} tells {_KINDS[finding]} (Xid {xid}); {known.why} Fix: {known.fix}")

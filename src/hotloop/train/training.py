@@ -5,7 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -75,8 +75,7 @@ def train_job(
         InputError: the job, its data or its model cannot be used, or the checkpoint is of something else.
         HotloopError: the training failed; the run's result says so too.
     """
-    with ExitStack() as stack:
-        stack.callback(observer.close)
+    with closing(observer), ExitStack() as stack:
         heart = stack.enter_context(Heart(world))
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)

@@ -10,7 +10,8 @@ _APPLICATION_XIDS = {13, 31, 43, 45, 68, 69}
 """That a program causes, as a rule: a kernel's error, its page fault, its end."""
 _HARMLESS_XIDS = {63, 92, 94}
 """A row remapped, a high rate of single-bit errors, an error contained: the card goes on, and is to be watched."""
-_RECOVERY_XID = 154
+RECOVERY_XID = 154
+"""The driver's advice, which may be to do nothing."""
 _BUSY_SHARE = 0.02
 _HELD_BYTES = 2 << 30
 _HOT_BELOW = 5
@@ -49,7 +50,7 @@ def xids(record: MachineRecord) -> Iterator[Seen]:
     for number, xid in by_number.items():
         times = sum(other.number == number for other in record.xids)
         evidence = f"Xid {number}, {times} times, last: {xid.line}"
-        if number == _RECOVERY_XID and "(None)" in xid.line:
+        if number == RECOVERY_XID and "(None)" in xid.line:
             continue  # it tells that nothing is to be done
         yield Seen(finding_of_xid(number), evidence)
 

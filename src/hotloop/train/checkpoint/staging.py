@@ -128,7 +128,7 @@ class Staging:
         """
         free, total = torch.cuda.mem_get_info(device)
         size, left = sum(tensor.nbytes for tensor in tensors), self._copied_bytes.get(device, 0)
-        if size > free + min(left, kept_bytes(device)) - _ROOM_SHARE * total:
+        if size > free + min(left, _kept_bytes(device)) - _ROOM_SHARE * total:
             return []
         try:
             copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
@@ -144,6 +144,6 @@ class Staging:
         self.memory = None
 
 
-def kept_bytes(device: torch.device) -> int:
+def _kept_bytes(device: torch.device) -> int:
     """Of a GPU, by torch's allocator, and free."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
