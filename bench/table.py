@@ -303,6 +303,7 @@ ROWS = {
     "imagenet_run": imagenet_run,
     "any_script_cuda": any_script,
     "any_script_cpu": any_script,
+    "tune_cuda": tune,
     "tune_cpu": tune,
     "doctor_deep": doctor_deep,
     "live_cost": live_cost,
