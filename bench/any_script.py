@@ -83,8 +83,11 @@ def printed(command: list[str], place: Place) -> str:
 
 
 def seconds(command: list[str], place: Place) -> float:
-    """A step's, as the script itself takes it; once more, if it fails: after the last step gloo has aborted a rank, once
-    in some hundred starts (torch 2.14, "terminate called without an active exception"), without hotloop."""
+    """A step's, as the script itself takes it.
+
+    It is started once more if it fails: without hotloop, gloo has aborted a rank after the last step, once in some
+    hundred starts (torch 2.14, "terminate called without an active exception").
+    """
     try:
         told = printed(command, place)
     except subprocess.CalledProcessError:
