@@ -35,15 +35,12 @@ from hotloop.tune.space import Knob, start_of
 from hotloop.tune.targets import job_target
 
 DIGITS = Path("examples/digits/job.toml")
-CPU = {
-    "data.workers": 5,
-    "precision": 2,
-    "speed.channels_last": 2,
-    "threads": 2,
-    "speed.keep_memory": 2,
-    "speed.compile": 2,
+BOTH = {"data.workers": 5, "precision": 2, "speed.channels_last": 2, "speed.compile": 2}
+VALUES = {
+    "cpu": {**BOTH, "threads": 2, "speed.keep_memory": 2},
+    "cuda": {**BOTH, "speed.cudnn_benchmark": 2, "speed.graph": 2},
 }
-"""Settings of the grid, and how many of their values."""
+"""Settings of the digits' grid, and how many of their values."""
 
 
 def one(space: Sequence[Knob], settings: Settings, start: JobTrials, effort: Effort) -> Trial:
@@ -87,13 +84,14 @@ def main() -> None:
     parser.add_argument("--job", type=Path, default=DIGITS)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job; may be repeated")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--values", nargs="*", default=[f"{name}={count}" for name, count in CPU.items()])
+    parser.add_argument("--values", nargs="*", metavar="SETTING=N", help="the first N values of these make the grid")
     parser.add_argument("--gpus", type=int, default=0, help="that points of the grid are tried on side by side")
     add_device(parser, for_cpus=True)
     arguments = parser.parse_args()
     here = places(arguments.gpus)
     here[0].take()
-    kept = {name: int(count) for name, _, count in (each.partition("=") for each in arguments.values)}
+    asked = (each.partition("=") for each in arguments.values or ())
+    kept = {name: int(count) for name, _, count in asked} or VALUES[arguments.device]
     every, _, job = job_target(arguments.job, [f"device={arguments.device}", *arguments.set])
     space = tuple(replace(knob, values=knob.values[: kept[knob.name]]) for knob in every if knob.name in kept)
     effort = Effort(budget_seconds=24 * 3600.0)
