@@ -37,9 +37,11 @@ from hotloop.train.checkpoint.files import (
     read_manifest,
     write_checkpoint,
 )  # fmt: skip
-from hotloop.train.checkpoint.parts import Part, StoredTensor, header, layout_of
+from hotloop.train.checkpoint.parts import Part, Split, StoredTensor, header, layout_of
+from hotloop.train.checkpoint.saving import _check_ranks
 from hotloop.train.checkpoint.writer import Request, Writer
 from hotloop.train.host_memory import HostMemory
+from hotloop.train.sharded import divided_optimizer
 
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
 
@@ -348,3 +350,23 @@ def test_a_rank_that_writes_when_the_first_has_given_up_does_not_tell_another_ca
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):  # a rank that has never seen it is on another disk
         write_checkpoint(temporary, Share(1, 2), {"part": [memoryview(b"x")]}, None)
+
+
+def test_tensors_of_ranks_that_do_not_save_are_refused(tmp_path: Path) -> None:
+    entry = {"ranks": [4, 5]}
+    with pytest.raises(CheckpointError, match="other ranks than those that save"):
+        _check_ranks(Split({}, [entry], [], True), Share(0, 2), tmp_path)
+    _check_ranks(Split({}, [{"ranks": [1, 0]}, {"ranks": []}], [], True), Share(0, 2), tmp_path)
+
+
+def test_lists_of_tensors_that_an_optimizer_keeps_are_read(tmp_path: Path) -> None:
+    """As SOAP and Shampoo do, for ranks that divide weights."""
+    parameter = nn.Parameter(torch.zeros(100, 100))
+    optimizer = torch.optim.SGD([parameter])
+    kept = {"factors": [torch.ones(100, 100), torch.zeros(100, 100)], "of": {"rows": torch.ones(5000)}}
+    state_dict = {"state": {0: kept}, "param_groups": optimizer.state_dict()["param_groups"]}
+    Checkpointer(tmp_path).save({"optimizer": state_dict}, 1)
+    loaded = Checkpointer(tmp_path).latest(lazily=True)
+    assert loaded
+    found = divided_optimizer(loaded.state["optimizer"], optimizer)
+    assert same(found["state"][0], kept)

@@ -3,7 +3,9 @@ import hashlib
 import os
 import resource
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +20,11 @@ from hotloop.core.job_file import parse_job
 from hotloop.core.units import Interval
 from hotloop.train.checkpoint.checkpointer import Loaded, load_checkpoint, named_checkpoint
 from hotloop.train.checkpoint.files import manifest_text, read_manifest
+from hotloop.train.checkpoint.hashes import HashedTogether
 from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval
 from hotloop.train.checkpoint.table import stored_checkpoints
 from hotloop.train.resume import check_identity, identity
+from hotloop.train.world import World
 
 
 def state(number: int) -> dict[str, object]:
@@ -361,3 +365,31 @@ def test_a_save_in_the_background_costs_what_the_training_waits_for_it() -> None
     assert not saves.due(2, finished_epochs=2), "the disk is not busy without a break"
     clock.now = 1001
     assert saves.due(3, finished_epochs=3)
+
+
+@dataclass(frozen=True)
+class BesideAnother(World):
+    """The first of two ranks; the other one cannot read its files."""
+
+    error: OSError = field(default_factory=FileNotFoundError)
+
+    def from_first(self, value: Any) -> Any:
+        return value
+
+    def gathered(self, value: Any) -> list[Any]:
+        return [value, self.error]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), NotADirectoryError(), PermissionError(13, "no")])
+def test_a_disk_that_another_machine_does_not_see_is_no_damage(tmp_path: Path, error: OSError) -> None:
+    filled(tmp_path, [1, 2])
+    before = listing(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot read") as told:
+        Checkpointer(tmp_path).latest(hashes=HashedTogether(BesideAnother(size=2, error=error)))
+    assert ("rank 1 does not see it" in told.value.cause) == (not isinstance(error, PermissionError))
+    assert listing(tmp_path) == before
+    damage(tmp_path / "epoch-0000-step-00000002", "gone")
+    warnings: list[str] = []
+    with pytest.raises(CheckpointError, match=r"cannot read .*1"):
+        Checkpointer(tmp_path, warn=warnings.append).latest(hashes=HashedTogether(BesideAnother(size=2, error=error)))
+    assert len(warnings) == 1, "what the first rank lacks too is damage"

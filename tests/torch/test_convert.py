@@ -1,6 +1,8 @@
 """Checkpoints are listed, verified, and their weights taken out."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from safetensors.torch import load_file, safe_open
 
 from hotloop import Checkpointer
 from hotloop.core.errors import InputError
+from hotloop.train.checkpoint import table
 from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint
 from hotloop.train.checkpoint.convert import ALL, AVERAGED, MODEL, convert
 from hotloop.train.checkpoint.table import stored_checkpoints
@@ -72,3 +75,44 @@ def test_each_checkpoint_is_listed_with_its_damage(checkpoints: Path) -> None:
 def test_where_there_is_none_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint at"):
         stored_checkpoints(tmp_path)
+
+
+def test_one_that_a_training_removes_meanwhile_is_left_out(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = table.verify_checkpoint
+
+    def removed(path: Path) -> Any:
+        if path.name.endswith("1"):
+            shutil.rmtree(path)
+            shutil.rmtree(checkpoints / "epoch-0000-step-00000002")
+        return verify(path)
+
+    monkeypatch.setattr(table, "verify_checkpoint", removed)
+    assert [(one.position, one.damage) for one in stored_checkpoints(checkpoints, verify=True)] == [((0, 3), "")]
+
+
+def test_a_checkpoint_is_one_whatever_its_folder_is_called(checkpoints: Path, tmp_path: Path) -> None:
+    best = (checkpoints / "epoch-0000-step-00000003").rename(tmp_path / "best")
+    assert [(one.position, one.damage) for one in stored_checkpoints(best, verify=True)] == [((0, 3), "")]
+    (best / "manifest.json").write_text("[]")
+    [damaged] = stored_checkpoints(best, verify=True)
+    assert damaged.damage
+
+
+def test_large_tensors_of_all_types_are_read_one_by_one(tmp_path: Path) -> None:
+    large = torch.arange(20_000).remainder(251)
+    dtypes = (torch.bool, torch.int8, torch.bfloat16, torch.float8_e4m3fn, torch.float64)
+    model = {str(dtype): large.to(dtype) for dtype in dtypes} | {"none": torch.zeros(0, 3), "one": torch.tensor(1.0)}
+    Checkpointer(tmp_path).save({"model": model}, 1)
+    assert convert(named_checkpoint(tmp_path, lazily=True), tmp_path / "out.safetensors") == 7
+    found = load_file(tmp_path / "out.safetensors")
+    assert found.keys() == model.keys()
+    for name, tensor in model.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name].float(), tensor.float())
+
+
+def test_a_type_that_the_format_has_not_is_told(tmp_path: Path) -> None:
+    Checkpointer(tmp_path).save({"model": {"odd": torch.zeros(3, dtype=torch.complex128)}}, 1)
+    with pytest.raises(InputError, match=r"hold no torch\.complex128"):
+        convert(named_checkpoint(tmp_path), tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()

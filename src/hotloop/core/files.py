@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from hotloop.core.errors import InputError
 
@@ -54,12 +54,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         OSError: it cannot be written; or there is something of that name that is no file: root would put one in the
             place of a device.
     """
+    with atomic(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[BinaryIO]:
+    """The same for a file that is written piece by piece in this block."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file, but a folder or a device", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -16,6 +16,7 @@ from hotloop.core.units import format_bytes
 def page_locked(memory: np.ndarray) -> Iterator[str]:
     """Let the GPU copy from and to `memory` by itself while this is open. Why it cannot; empty if it can."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch_c: Any = torch._C
     address = memory.ctypes.data
     code = runtime.cudaHostRegister(address, memory.nbytes, 0)
     locked = code == runtime.cudaError.success
@@ -27,7 +28,9 @@ def page_locked(memory: np.ndarray) -> Iterator[str]:
     finally:
         if locked:
             for number in range(torch.cuda.device_count()):
-                torch.cuda.synchronize(number)
+                # Of another rank's GPU that would make a context: half a GB where there may be no room for it.
+                if torch_c._cuda_hasPrimaryContext(number):
+                    torch.cuda.synchronize(number)
             runtime.cudaHostUnregister(address)
 
 

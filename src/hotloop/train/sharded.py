@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from hotloop.core.errors import InputError
 from hotloop.train.blocks import repeated_blocks
-from hotloop.train.checkpoint.parts import StoredTensor, place_of
+from hotloop.train.checkpoint.parts import StoredTensor, place_of, read_whole
 from hotloop.train.world import World
 
 
@@ -150,7 +150,7 @@ def _belongs(value: Any, parameter: Tensor) -> bool:
 def _like(own: Tensor | None, given: Any) -> Any:
     """A tensor, whole or stored, divided as `own` is."""
     if not isinstance(own, DTensor):
-        return given.whole() if isinstance(given, StoredTensor) else given
+        return read_whole(given)  # some optimizers keep lists and dicts of tensors
     mesh, placements = own.device_mesh, own.placements
     if not isinstance(given, StoredTensor):
         return distribute_tensor(given.to(own.device), mesh, placements, src_data_rank=None)

@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from hotloop.core.errors import InputError
-from hotloop.core.files import write_atomic
+from hotloop.core.files import atomic
 from hotloop.train.checkpoint.checkpointer import Loaded
+from hotloop.train.checkpoint.parts import StoredTensor, file_header
 
 MODEL, AVERAGED, ALL = "model", "averaged", "all"
 
 
-def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = False) -> dict[str, Tensor]:
+def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = False) -> int:
     """Write the tensors of a checkpoint to a .safetensors file, whole or not at all.
+
+    Of one that was loaded lazily a tensor at a time is in memory. Tied weights become copies of each other, as the
+    format has them.
 
     Args:
         weights: "model": what is trained, under the model's own names; "averaged": the moving average of it; "all":
@@ -24,23 +27,36 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
         replace: a file that is there.
 
     Returns:
-        the tensors by name, as they were written.
+        how many tensors there are.
 
     Raises:
-        InputError: the checkpoint has no such weights, or the file is there already.
+        InputError: the checkpoint has no such weights or the format no such type, or the file is there already.
     """
     if out.exists() and not replace:
         raise InputError(f"{out} is there already", "it is not written over unasked", "--force, or another name")
-    tensors = {name: tensor.detach().contiguous() for name, tensor in _chosen(loaded, weights)}
+    chosen = dict(_chosen(loaded, weights))
+    tensors = sorted(chosen.items(), key=lambda named: -named[1].dtype.itemsize)  # each can be read in place
     if not tensors:
         raise InputError(f"{loaded.path} has no tensors of this kind", f"asked for: {weights}", f"--weights {ALL}")
     described = {"format": "pt", "epoch": str(loaded.position[0]), "step": str(loaded.position[1]), "weights": weights}
-    tensors = apart(tensors)
-    write_atomic(out, save(tensors, described))
-    return tensors
+    try:
+        header = file_header([(name, one.dtype, one.shape) for name, one in tensors], described)
+    except KeyError as error:
+        cause = f"{loaded.path} has tensors of that type"
+        raise InputError(f"safetensors files hold no {error}", cause, f"--weights {MODEL}") from None
+    with atomic(out) as file:
+        file.write(header)
+        for _, one in tensors:
+            file.write(_bytes_of(one.whole() if isinstance(one, StoredTensor) else one))
+    return len(tensors)
 
 
-def _chosen(loaded: Loaded, weights: str) -> Iterator[tuple[str, Tensor]]:
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().data
+
+
+def _chosen(loaded: Loaded, weights: str) -> Iterator[tuple[str, Tensor | StoredTensor]]:
     state: Any = loaded.state
     if weights == ALL:
         return _flat(state)
@@ -50,8 +66,8 @@ def _chosen(loaded: Loaded, weights: str) -> Iterator[tuple[str, Tensor]]:
     return _flat(found.get("module", {}) if weights == AVERAGED and isinstance(found, Mapping) else found)
 
 
-def _flat(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(state, Tensor):
+def _flat(state: Any, path: str = "") -> Iterator[tuple[str, Tensor | StoredTensor]]:
+    if isinstance(state, Tensor | StoredTensor):
         yield path, state
     elif isinstance(state, Mapping):
         for name, value in state.items():

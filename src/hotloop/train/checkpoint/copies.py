@@ -1,5 +1,6 @@
 """Copies of a run's checkpoints in object storage, made beside the training: what remains when the disk does not."""
 
+import itertools
 import os
 import shutil
 import time
@@ -20,7 +21,8 @@ from hotloop.storage.encryption import NotEncrypted, encryption
 from hotloop.train.checkpoint.checkpointer import verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, position_of
 
-_PIECE_BYTES = 1 << 26
+_PIECE_BYTES, _AT_ONCE = 1 << 24, 16
+_ANSWER_SECONDS = 300
 _PART_BYTES, _MOST_PARTS = 1 << 24, 9000
 """Of an object that is sent in parts; a store takes 10,000 of them."""
 _PROBE = ".hotloop-"
@@ -65,9 +67,11 @@ class Copies:
         self._encryption = encryption(storage, self.url)
         self._key = ClientKey(storage.client_key) if storage.client_key else None
         self._obstore = obstore_module()
-        self._store = open_store(self.url, **self._encryption.settings)
+        # Twelve parts of 16 MiB, which are sent at once, take more than 30 s on a line of less than 54 Mbit/s.
+        self._store = open_store(self.url, answer_seconds=_ANSWER_SECONDS, **self._encryption.settings)
         self._threads = ThreadPoolExecutor(1, "hotloop-copies")
         self._begun: list[Future[Copy]] = []
+        self._numbers = itertools.count()
         self._aside = Path()
         self.positions()
         self._try()
@@ -97,6 +101,10 @@ class Copies:
         names = {name.rpartition("/")[0] for name in self._names() if name.endswith(manifests)}
         return sorted((position for name in names if (position := position_of(name))), reverse=True)
 
+    def _checkpoints(self) -> set[str]:
+        """Whole or not. Somebody's data, or another run's copies, may lie in folders beside them."""
+        return {name for path in self._names() if position_of(name := path.partition("/")[0])}
+
     def _names(self) -> list[str]:
         try:
             return [each["path"] for page in self._obstore.list(self._store) for each in page]
@@ -104,8 +112,13 @@ class Copies:
             fix = "see that the machine's credentials may list and write there"
             raise InputError(f"checkpoint.copy_to: {self.url} does not answer", reason(error), fix) from None
 
-    def fetch_newest(self, folder: Path, warn: Callable[[str], None]) -> Path | None:
+    def fetch_newest(
+        self, folder: Path, warn: Callable[[str], None], alive: Callable[[], None] = lambda: None
+    ) -> Path | None:
         """Bring the newest one that is whole to a folder; nothing if there is none.
+
+        Args:
+            alive: called with each piece that has come.
 
         Raises:
             CheckpointError: one cannot be read now; or there are some, and none can be used: they are damaged, or
@@ -115,7 +128,7 @@ class Copies:
         failed = list[CheckpointError]()
         for position in self._whole(f"/{MANIFEST}{SUFFIX}" if self._key else f"/{MANIFEST}"):
             try:
-                return self._fetched(position, folder)
+                return self._fetched(position, folder, alive)
             except (WrongKey, Damaged, _DamagedCopy) as error:
                 failed.append(error)
                 warn(f"{self.url}/{checkpoint_name(position)}: {error.cause}; trying the one before")
@@ -131,7 +144,7 @@ class Copies:
             raise CheckpointError(what, cause, "--set storage.client_key=file:KEY")
         return None
 
-    def _fetched(self, position: Position, folder: Path) -> Path:
+    def _fetched(self, position: Position, folder: Path, alive: Callable[[], None]) -> Path:
         """The manifest first: a wrong key is told before anything large is fetched."""
         name = checkpoint_name(position)
         there = [path for path in self._names() if path.startswith(f"{name}/")]
@@ -139,7 +152,7 @@ class Copies:
         with new_directory(folder / name) as temporary:
             for path in sorted(own, key=lambda path: not path.removesuffix(SUFFIX).endswith(MANIFEST)):
                 file = temporary / path.rpartition("/")[2]
-                self._fetch(path, file)
+                self._fetch(path, file, alive)
                 if self._key:
                     self._key.decrypt(file, file.with_suffix(""))
                     file.unlink()
@@ -155,14 +168,19 @@ class Copies:
         (folder / name).rename(folder / f"damaged-{name}")
         raise _DamagedCopy(error.what, error.cause, error.fix)
 
-    def _fetch(self, name: str, file: Path) -> None:
-        """In pieces: a store's patience is for one answer, and large files take longer."""
+    def _fetch(self, name: str, file: Path, alive: Callable[[], None]) -> None:
+        """In pieces, some at a time: a store's patience is for one answer, and one stream does not fill a wide line."""
         try:
             size = self._obstore.head(self._store, name)["size"]
-            with file.open("wb") as opened:
-                for start in range(0, size, _PIECE_BYTES):
+            with file.open("wb") as opened, ThreadPoolExecutor(_AT_ONCE) as pool:
+
+                def fetch(start: int) -> None:
                     length = min(_PIECE_BYTES, size - start)
-                    opened.write(self._obstore.get_range(self._store, name, start=start, length=length))
+                    piece = self._obstore.get_range(self._store, name, start=start, length=length)
+                    os.pwrite(opened.fileno(), piece, start)
+
+                for _ in pool.map(fetch, range(0, size, _PIECE_BYTES)):
+                    alive()
         except self._obstore.exceptions.BaseError as error:
             fix = "see whether the store answers, and start again"
             raise CheckpointError(f"{self.url}/{name} cannot be read", reason(error), fix) from None
@@ -171,9 +189,9 @@ class Copies:
         """Copy one as soon as the one before is done; of those that wait only the newest is copied."""
         if self._begun and self._begun[-1].cancel():
             shutil.rmtree(self._aside)
-        self._aside = checkpoint.with_name(f".copied-{checkpoint.name}")
+        # One of that name may still be sent: a position is saved again by a run that went back to it.
+        self._aside = checkpoint.with_name(f".copied-{next(self._numbers)}-{checkpoint.name}")
         try:
-            shutil.rmtree(self._aside, ignore_errors=True)
             shutil.copytree(checkpoint, self._aside, copy_function=_link)  # it may be removed before it is sent
         except (OSError, shutil.Error) as error:
             failed: Future[Copy] = Future()
@@ -181,6 +199,15 @@ class Copies:
             self._begun.append(failed)
             return
         self._begun.append(self._threads.submit(self._copied, self._aside, checkpoint.name))
+
+    def make_up(self, checkpoint: Path) -> None:
+        """Copy one that an earlier start was ended before it had sent.
+
+        Raises:
+            InputError: the store does not answer.
+        """
+        if position_of(checkpoint.name) not in self.positions():
+            self.begin(checkpoint)
 
     def done(self) -> bool:
         """Whether nothing is under way."""
@@ -210,10 +237,12 @@ class Copies:
         place, started, trouble = f"{self.url}/{name}", time.perf_counter(), ""
         refused: NotEncrypted | None = None
         try:
+            if name in self._checkpoints():
+                self._remove(name)  # else its manifest would stand beside files of two
             for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):  # it says: all are there
                 self._send(file, f"{name}/{file.name}")
             kept = {checkpoint_name(position) for position in self.positions()[: self._keep]}
-            for old in {path.partition("/")[0] for path in self._names()} - kept - {name}:
+            for old in self._checkpoints() - kept - {name}:
                 self._remove(old)
         except (self._obstore.exceptions.BaseError, OSError) as error:
             trouble = reason(error)

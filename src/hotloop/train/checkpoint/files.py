@@ -24,7 +24,8 @@ STATE, MANIFEST = "state.pt", "manifest.json"
 _NAME = re.compile(r"epoch-(\d+)-step-(\d+)")
 _SHARE, _FAILURE = ".share-{:05d}.json", ".failed-{:05d}"
 _PIECE_BYTES = 1 << 24
-_LOOK_SECONDS = 0.02
+_PROBE = ".probe"
+_LOOK_SECONDS, _TOUCH_SECONDS = 0.02, 1.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,14 @@ def _awaited(temporary: Path, number: int, limit_seconds: float) -> dict[str, An
     """The files of a share, once they are whole. Ranks may be on several hosts: what they share is the folder."""
     file, failure = share_file(temporary, number), temporary / _FAILURE.format(number)
     until = time.monotonic() + limit_seconds
+    touched = time.monotonic()
     while not file.exists():
+        if time.monotonic() - touched > _TOUCH_SECONDS:
+            # What an NFS client has once not found it does not look up again for up to 30 s (acdirmin), unless it has
+            # changed that folder itself: https://man7.org/linux/man-pages/man5/nfs.5.html
+            (temporary / _PROBE).touch()
+            (temporary / _PROBE).unlink()
+            touched = time.monotonic()
         if failure.exists() and (text := failure.read_text()):
             told = json.loads(text)
             raise ShareFailed(told["errno"], f"{told['text']}, on rank {number}")

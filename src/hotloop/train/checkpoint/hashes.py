@@ -1,5 +1,6 @@
 """Hashes of a checkpoint's files, by one process or by all that train together."""
 
+import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,7 +37,10 @@ class HashedTogether:
     def __call__(self, folder: Path, names: Sequence[str]) -> dict[str, Any]:
         self._world.from_first((folder, names))
         found: dict[str, Any] = {}
-        for part in self._world.gathered(self._own(folder, names)):
+        for rank, part in enumerate(self._world.gathered(self._own(folder, names))):
+            lacking = isinstance(part, FileNotFoundError | NotADirectoryError)
+            if lacking and all((folder / name).exists() for name in names):
+                raise OSError(errno.ESTALE, f"rank {rank} does not see it: is its disk mounted on that machine?")
             if isinstance(part, OSError):
                 raise part
             found |= part

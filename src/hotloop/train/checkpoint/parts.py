@@ -5,7 +5,7 @@ The files are those that `torch.distributed.checkpoint` calls Hugging Face's: it
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -237,12 +237,22 @@ def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def header(parts: Sequence[Part]) -> bytes:
     """Of the file that holds these parts one after another."""
     places = json.dumps({part.name: {_OFFSETS: list(part.offset)} for part in parts})
-    described: dict[str, Any] = {"__metadata__": {"format": "pt", _OFFSETS_KEY: places}}
+    tensors = [(part.name, part.tensor.dtype, part.tensor.shape) for part in parts]
+    return file_header(tensors, {"format": "pt", _OFFSETS_KEY: places})
+
+
+def file_header(tensors: Iterable[tuple[str, torch.dtype, torch.Size]], metadata: dict[str, str]) -> bytes:
+    """Of a safetensors file that holds tensors of these names, types and shapes one after another.
+
+    Raises:
+        KeyError: the format has no such type.
+    """
+    described: dict[str, Any] = {"__metadata__": metadata}
     start = 0
-    for part in parts:
-        end = start + part.tensor.nbytes
-        entry = {"dtype": _NAMES[part.tensor.dtype], "shape": list(part.tensor.shape), "data_offsets": [start, end]}
-        described[part.name], start = entry, end
+    for name, dtype, shape in tensors:
+        end = start + shape.numel() * dtype.itemsize
+        described[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -258,9 +268,9 @@ class StoredTensor:
 
     def __init__(self, files: "PartFiles", entry: dict[str, Any]) -> None:
         self.shape = torch.Size(entry["shape"])
+        self.dtype = _DTYPES[entry["dtype"]]
         self._files = files
         self._name = entry["name"]
-        self._dtype = _DTYPES[entry["dtype"]]
         self._stride = entry["stride"]
         self._ranks = entry["ranks"]
         self._divided = tuple(entry["mesh"]), tuple(map(tuple, entry["placements"]))
@@ -285,7 +295,7 @@ class StoredTensor:
                 return block.clone()  # else it is the file's memory, and keeps the file
             found = block.new_empty(tuple(shape)) if found is None else found
             found[tuple(_slices(low, high, offset))] = block
-        return torch.empty(tuple(shape), dtype=self._dtype) if found is None else found
+        return torch.empty(tuple(shape), dtype=self.dtype) if found is None else found
 
 
 def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> list[slice]:

@@ -122,6 +122,7 @@ class Saver:
 
     def _begin(self, state: State, position: Position, path: Path, first: bool) -> Saving:
         parts = split(state, first)
+        _check_ranks(parts, self._share, path)
         if not (first or parts.divided):
             return Saved(path)
         share = self._share if parts.divided else Share()
@@ -199,6 +200,17 @@ class _InBackground:
         except OSError as error:
             raise cannot_write(self._path, error, CheckpointError) from error
         return self._done
+
+
+def _check_ranks(parts: Split, share: Share, path: Path) -> None:
+    """Files are found by the numbers that ranks have in their process group."""
+    strangers = {rank for entry in parts.entries for rank in entry["ranks"] if rank >= share.of}
+    if strangers:
+        raise CheckpointError(
+            f"{path} could never be read again: its tensors are divided among other ranks than those that save",
+            f"rank {min(strangers)} has a part, and {share.of} save together, counted from 0",
+            "have all ranks of the process group save, or gather the tensors: tensor.full_tensor()",
+        )
 
 
 def _content(text: bytes, parts: list[Part]) -> Iterable[memoryview]:

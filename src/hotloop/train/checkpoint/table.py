@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.train.checkpoint.checkpointer import all_checkpoints, verify_checkpoint
-from hotloop.train.checkpoint.files import Position
+from hotloop.train.checkpoint.files import MANIFEST, Position, position_of, read_manifest
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,31 @@ def stored_checkpoints(path: Path, verify: bool = False) -> list[Stored]:
         CheckpointError: the folder cannot be read.
     """
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if (path / MANIFEST).is_file():  # whatever its folder is called
+        return [_stored(path, position_of(path.name) or _told_position(path), verify)]
     found = [(position, one) for position, one in all_checkpoints(path.parent) if one == path]
     found = found or list(reversed(all_checkpoints(folder)))
     if not found:
         cause = "it is neither a checkpoint, nor a folder of them, nor a run"
         raise InputError(f"no checkpoint at {path}", cause, "hotloop checkpoint list runs/NAME")
-    return [_stored(one, position, verify) for position, one in found]
+    return [one for one in (_there(one, position, verify) for position, one in found) if one]
+
+
+def _there(path: Path, position: Position, verify: bool) -> Stored | None:
+    """None for one that a training has meanwhile removed, as it keeps the newest ones."""
+    try:
+        found = _stored(path, position, verify)
+    except FileNotFoundError:
+        found = None
+    return found if path.is_dir() else None
+
+
+def _told_position(path: Path) -> Position:
+    try:
+        manifest = read_manifest((path / MANIFEST).read_bytes())
+        return int(manifest["epoch"]), int(manifest["step"])
+    except (LookupError, RecursionError, TypeError, ValueError):  # it is told as damaged
+        return 0, 0
 
 
 def _stored(path: Path, position: Position, verify: bool) -> Stored:
