@@ -205,26 +205,53 @@ def test_ranks_move_to_gpus_that_answer(asked: str, answered: str, used: str, te
 
 
 LOST_GPU = """
+import sys
 from hotloop.core.job import RanksSection
 from hotloop.train.elastic import train_in_ranks
 from hotloop.train.gpus import Answers
-command = ["hotloop", "train", "job.toml", "--set", "run.dir=run"]
-answers = Answers(["4", "5", "7"], ["4", "7"])
-raise SystemExit(train_in_ranks(command, 3, RanksSection(), print, lambda: answers))
+command = ["hotloop", "train", "job.toml"]
+asked, answered = sys.argv[1:]
+raise SystemExit(train_in_ranks(command, len(asked), RanksSection(), print, lambda: Answers([*asked], [*answered])))
 """
 
 
-def test_what_is_left_goes_on_after_a_gpu_is_lost(job: Path) -> None:
-    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:OnTwoOnly'\n"))
+@pytest.mark.parametrize(("asked", "answered"), [("457", "47"), ("45", "4")])
+def test_what_is_left_goes_on_after_a_gpu_is_lost(job: Path, asked: str, answered: str) -> None:
+    """One that is left alone is looked after as several are."""
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:OnFewer'\n"))
     job.write_text(job.read_text().replace("tiny:perceptron", "line"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "GONE": str(len(asked) - 1)}
     done = subprocess.run(
-        [sys.executable, "-c", LOST_GPU], cwd=job.parent, env=environment, capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-c", LOST_GPU, asked, answered],
+        cwd=job.parent, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "not all GPUs answer: going on with 4, 7" in done.stdout
-    assert "ranks see GPUs 4,7" in done.stderr
-    assert tomllib.loads((job.parent / "run/job.toml").read_text())["ranks"]["processes"] == 2
+    assert f"not all GPUs answer: going on with {', '.join(answered)}" in done.stdout
+    assert f"ranks see GPUs {','.join(answered)}" in done.stderr
+    [run] = [folder for folder in (job.parent / "runs").iterdir() if not folder.is_symlink()]
+    assert tomllib.loads((run / "job.toml").read_text())["ranks"]["processes"] == len(answered)
+
+
+STOPPED_WHILE_IMPORTING = """
+import os, signal, sys
+if "RANK" in os.environ:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_stop_of_all_processes_before_anything_is_trained_is_a_stop(job: Path) -> None:
+    """As an engine sends it while ranks import what they need."""
+    (job.parent / "sitecustomize.py").write_text(STOPPED_WHILE_IMPORTING)
+    path = os.pathsep.join([str(job.parent), str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "hotloop", "train", "job.toml", *TWO],
+        cwd=job.parent, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 75, done.stderr
+    assert "was asked to stop before anything was trained" in done.stderr
 
 
 def test_the_exporter_tells_which_rank_waits_for_a_slow_one(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,3 +27,54 @@ def test_a_rank_that_has_ended_is_not_who_holds_the_others_up(tmp_path: Path, mo
     assert named.startswith("rank 0 makes no progress")
     assert named.endswith("ending after 0 steps")
     assert "rank 1: ended after 3 steps" in watch.report
+
+
+def test_a_machine_whose_ranks_wait_lets_another_one_say_first_who_holds_all_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.beat()
+        heart._write()
+        monkeypatch.setattr(hang, "_STACKS_SECONDS", 0.0)
+        monkeypatch.setattr(hang, "_waits", lambda stack: False)
+        assert hang.Watch(tmp_path, 0.0, lambda moved: 0).hung().startswith("rank 0 makes no progress")
+        monkeypatch.setattr(hang, "_waits", lambda stack: True)
+        watch = hang.Watch(tmp_path, 0.0, lambda moved: 0)
+        assert watch.hung() == ""
+        assert watch.hung() == ""
+        monkeypatch.setattr(hang, "_OTHERS_SECONDS", 0.0)
+        assert watch.hung().endswith("; it waits, as all of this machine do")
+
+
+def test_progress_of_another_machine_is_none_of_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([1, 2, 2, 2])
+    told: list[bool] = []
+
+    def elsewhere(moved: bool) -> int:
+        told.append(moved)
+        return next(counts)
+
+    monkeypatch.setattr(hang, "_STACKS_SECONDS", 0.0)
+    monkeypatch.setattr(hang, "_waits", lambda stack: False)
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), sleep=lambda seconds: None))
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.beat()
+        heart._write()
+        watch = hang.Watch(tmp_path, 30.0, elsewhere)
+        assert [bool(watch.hung()) for _ in range(4)] == [False, False, False, True]
+    assert told[:2] == [True, False]
+
+
+def test_ranks_that_have_ended_wait_for_those_of_other_machines(tmp_path: Path) -> None:
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.beat()
+    assert hang.Watch(tmp_path, 0.0, lambda moved: 0).hung() == ""
+    assert hang.Watch(tmp_path, 0.0).hung(), "of one machine alone there is nobody to wait for"
+
+
+def test_a_disk_that_takes_long_is_no_hang(tmp_path: Path) -> None:
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart, heart.working(60.0):
+        watch = hang.Watch(tmp_path, 1000.0)
+        while not watch.beats() or watch.beats()[0].beats < 2:
+            pass

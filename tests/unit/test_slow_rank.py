@@ -1,7 +1,13 @@
 """Which rank holds the others up."""
 
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hotloop.train.progress import Span
-from hotloop.train.slow_rank import Pace, SlowRanks, slow_ranks
+from hotloop.train.slow_rank import Pace, SlowRanks, _without_each, slow_ranks
 from hotloop.train.world import World
 
 
@@ -43,3 +49,9 @@ def test_what_passes_is_not_told() -> None:
         ranks.add(Span(seconds=10, wait_seconds=5))
         ranks.compare()
     assert [line.split(" %")[0] for line in told] == ["rank 0 waits for data 50"]
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=9))
+def test_each_is_compared_with_the_median_of_the_others(values: list[float]) -> None:
+    expected = [statistics.median([*values[:rank], *values[rank + 1 :]]) for rank in range(len(values))]
+    assert _without_each(values) == pytest.approx(expected)

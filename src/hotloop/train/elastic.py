@@ -160,7 +160,7 @@ class _Attempt:
         self._ended = threading.Event()
         for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*"), *folder.glob(f"{PEER_LOST}-*")]:
             old.unlink()
-        self._watch = Watch(folder, limit_seconds)
+        self._watch = Watch(folder, limit_seconds, machines.progress if nodes.number > 1 else None)
 
     @property
     def said(self) -> int | None:
@@ -176,11 +176,11 @@ class _Attempt:
     @property
     def end(self) -> End | None:
         """Of all machines, if there is nothing left to start."""
-        if self._nodes.number == 1:
-            return None
-        if self.stopping and not self.progressed:
-            return End(_STOPPED_EARLY, f"machine {self._nodes.rank} was asked to stop before anything was trained")
-        return self._machines.over()
+        several = self._nodes.number > 1
+        if self.stopping and not self.progressed and (several or (self._lost and self._lost.outside)):
+            who = f"machine {self._nodes.rank}" if several else "the training"
+            return End(_STOPPED_EARLY, f"{who} was asked to stop before anything was trained")
+        return self._machines.over() if several else None
 
     @property
     def progressed(self) -> bool:

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from hotloop.train.heartbeat import ENDED, Heartbeat, asked_file, collective_fil
 _START = 3.0
 """Before its first step a rank compiles and reads; so many times the limit."""
 _STACKS_SECONDS = 2.0
+_ASK_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
+"""Between two questions how other machines get on; for one of them to say first who holds all up."""
 _WAITS = ("distributed_c10d", "_engine_run_backward", "torch/cuda/streams", "synchronize")
 """In the stack of a rank that waits for others."""
 
@@ -24,17 +26,25 @@ class Watch:
     Args:
         folder: where they write them.
         limit_seconds: without progress on any rank, after which they hang.
+        elsewhere: where ranks of other machines train with them: told whether those of this one have made progress,
+            it says how often any machine's have.
 
     Attributes:
         report: what each rank is at, once they hang, as far as it is known.
     """
 
-    def __init__(self, folder: Path, limit_seconds: float) -> None:
+    def __init__(
+        self, folder: Path, limit_seconds: float, elsewhere: Callable[[bool], int] | None = None
+    ) -> None:  # fmt: skip
         self.report = ""
         self._folder = folder
         self._limit = limit_seconds
+        self._elsewhere = elsewhere
         self._seen: dict[int, tuple[int, str]] = {}
-        self._since = time.monotonic()
+        self._since = self._asked = time.monotonic()
+        self._count = 0
+        self._moved = False
+        self._verdict = ""
 
     def beats(self) -> dict[int, Heartbeat]:
         """Of the ranks that have written one."""
@@ -47,19 +57,39 @@ class Watch:
         seen = {rank: (beat.beats, beat.phase) for rank, beat in beats.items()}
         now = time.monotonic()
         if seen != self._seen:
-            self._seen, self._since = seen, now
+            self._seen, self._since, self._moved, self._verdict = seen, now, True, ""
+        if self._elsewhere and self._has_moved_elsewhere(self._elsewhere, now):
+            self._since, self._verdict = now, ""
         begun = beats and all(beat.beats for beat in beats.values())
         limit = self._limit if begun else self._limit * _START
         if now - self._since < limit:
             return ""
+        if self._verdict:  # whoever holds all up may be elsewhere, and is told there
+            return self._verdict if now - self._since >= limit + _OTHERS_SECONDS else ""
         if not beats:
             self.report = "each still imports what it needs, or waits for one that does"
             return f"no rank has begun within {format_seconds(limit)}"
+        if self._elsewhere and all(beat.phase == ENDED for beat in beats.values()):
+            return ""  # their processes wait for other machines' ranks to end
+        return self._judged(beats, limit)
+
+    def _has_moved_elsewhere(self, elsewhere: Callable[[bool], int], now: float) -> bool:
+        """Ranks wait for those of other machines without a sign of life of their own, for a disk say."""
+        if now - self._asked < min(_ASK_SECONDS, self._limit / 4):
+            return False
+        before, self._count = self._count, elsewhere(self._moved)
+        self._asked, self._moved = now, False
+        return self._count != before
+
+    def _judged(self, beats: Mapping[int, Heartbeat], limit: float) -> str:
         stacks = self._stacks(beats)
         rank = _culprit(beats, stacks)
         self.report = "\n".join(f"--- rank {each}: {self._at(beats[each])}\n{stacks[each]}" for each in sorted(beats))
-        at = beats[rank]
-        return f"rank {rank} makes no progress for {format_seconds(limit)}: {_words(at)}"
+        found = f"rank {rank} makes no progress for {format_seconds(limit)}: {_words(beats[rank])}"
+        if self._elsewhere and _waits(stacks[rank]):
+            self._verdict = f"{found}; it waits, as all of this machine do"
+            return ""
+        return found
 
     def _at(self, beat: Heartbeat) -> str:
         file = collective_file(self._folder, beat.rank)
@@ -84,7 +114,10 @@ def _culprit(beats: Mapping[int, Heartbeat], stacks: Mapping[int, str]) -> int:
     """The rank that the others wait for: the one that is furthest behind, and does not wait itself."""
 
     def order(rank: int) -> tuple[bool, int, bool, bool]:
-        waits = any(word in stacks[rank] for word in _WAITS)
-        return beats[rank].phase == ENDED, beats[rank].beats, beats[rank].phase == "step", waits
+        return beats[rank].phase == ENDED, beats[rank].beats, beats[rank].phase == "step", _waits(stacks[rank])
 
     return min(beats, key=order)
+
+
+def _waits(stack: str) -> bool:
+    return any(word in stack for word in _WAITS)

@@ -5,7 +5,9 @@ import json
 import os
 import signal
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +55,7 @@ class Heart:
         self.phase = "starting"
         self.step = 0
         self._beats = 0
+        self._patient_until = 0.0
         self.world = world
         self._publisher: Publisher | None = None
         self._end = threading.Event()
@@ -74,6 +77,16 @@ class Heart:
     def due(self) -> bool:
         """Whether the next beat tells what was measured."""
         return self._publisher is not None and self._publisher.due
+
+    @contextmanager
+    def working(self, limit_seconds: float) -> Iterator[None]:
+        """What a disk or a store does in this block may take long without a step: that is no hang, up to a limit."""
+        self._patient_until = time.monotonic() + limit_seconds
+        try:
+            yield
+        finally:
+            self._patient_until = 0.0
+            self.beat()
 
     def publish(self, publisher: Publisher) -> None:
         """From now on there."""
@@ -114,6 +127,8 @@ class Heart:
     def _run(self) -> None:
         folder = Path(self.world.folder)
         while not self._end.wait(_SECONDS):
+            if time.monotonic() < self._patient_until:
+                self._beats += 1
             with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
                 self._write()
                 if asked_file(folder).exists() and not collective_file(folder, self.world.rank).exists():

@@ -144,6 +144,14 @@ class Machines:
         """Whether another one has started its ranks once more than this one."""
         return self._has(f"start-{restart + 1}")
 
+    def progress(self, here: bool) -> int:
+        """How often machines have told that their ranks have made progress.
+
+        Args:
+            here: those of this one have, since it was last asked.
+        """
+        return int(self._asked(lambda store: store.add("progress", int(here))) or 0)
+
     def _join(self) -> None:
         if self._is_open():  # who never comes is told of where ranks meet
             with suppress(DistError, RuntimeError):

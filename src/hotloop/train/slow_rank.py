@@ -1,11 +1,11 @@
 """Which rank holds the others up: all wait for the slowest within a step, so that their own times tell nothing."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hotloop.train.pieces import memory_errors
@@ -40,10 +40,10 @@ def slow_ranks(paces: Sequence[Pace]) -> dict[tuple[int, str], str]:
         paces: by rank, at least two.
     """
     found = {}
+    waits_beside = _without_each([pace.wait_share for pace in paces])
+    measured = iter(_without_each([pace.rate for pace in paces if pace.rate]))
     for rank, pace in enumerate(paces):
-        beside = [*paces[:rank], *paces[rank + 1 :]]
-        others = statistics.median(other.wait_share for other in beside)
-        rates = statistics.median([other.rate for other in beside if other.rate] or [0.0])
+        others, rates = waits_beside[rank], next(measured) if pace.rate else 0.0
         if 0 < pace.rate < _SLOW * rates:
             share = pace.rate / rates
             found[rank, "rate"] = f"rank {rank} multiplies matrices at {share:.2f} of the others' rate: its device is"
@@ -52,6 +52,19 @@ def slow_ranks(paces: Sequence[Pace]) -> dict[tuple[int, str], str]:
             found[rank, "data"] = f"rank {rank} waits for data {100 * pace.wait_share:.0f} % of its time, the others"
             found[rank, "data"] += f" {100 * others:.0f} %: its reading holds all up"
     return found
+
+
+def _without_each(values: Sequence[float]) -> list[float]:
+    """The median of the others, for each; 0 for one alone. Sorted once, as all ranks do this for all."""
+    order = np.argsort(values, kind="stable")
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order))
+    ranked, others = np.asarray(values)[order], len(order) - 1
+    if others < 1:
+        return [0.0] * len(order)
+    low, high = (others - 1) // 2, others // 2  # their places among the others
+    medians: list[float] = ((ranked[low + (low >= place)] + ranked[high + (high >= place)]) / 2).tolist()
+    return medians
 
 
 class SlowRanks:

@@ -24,6 +24,8 @@ _PR_SET_PDEATHSIG = 1
 _PATIENCE = 10
 FOLDER, PARENT, RESTARTS = "HOTLOOP_RANKS_FOLDER", "HOTLOOP_RANKS_PARENT", "HOTLOOP_RANKS_RESTARTS"
 """Environment variables of ranks that `hotloop train` has started."""
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Of those that torchrun has started."""
 
 PEER_LOST = "peer-lost"
 """With its number, a word that a rank leaves that has ended because another one was lost."""
@@ -179,8 +181,14 @@ def team_size(job: Job, processes: int) -> int:
 
 
 def is_rank() -> bool:
-    """Whether this process was started as one of several, by torchrun or as torchrun does."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    """Whether this process was started as one of several, by torchrun or as torchrun does; one may be left of them."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 or FOLDER in os.environ or _TORCHRUN in os.environ
+    return several and "RANK" in os.environ
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun itself has started this process."""
+    return _TORCHRUN in os.environ and FOLDER not in os.environ
 
 
 def check_share(job: Job, processes: int) -> None:
@@ -258,14 +266,14 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
         device: "cuda", or "auto" where there are GPUs, gives each process the GPU of its number.
         timeout_seconds: after which a rank that waits for another one gives up.
     """
-    if not is_rank():
-        yield ALONE
-        return
     folder = os.environ.get(FOLDER, "")
     if folder:  # nobody else would end a rank whose parent was killed; SIGUSR1 has it save first
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1))
         if os.getppid() != int(os.environ[PARENT]):
             raise SystemExit("the process that has started this rank is gone")
+    if not is_rank() or os.environ.get("WORLD_SIZE", "1") == "1":
+        yield replace(ALONE, folder=folder, restarts=int(os.environ.get(RESTARTS, "0")))
+        return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     # Who has started the ranks looks after them, and can say which one hangs.
     timeout = timedelta(seconds=timeout_seconds * (_PATIENCE if folder else 1))
