@@ -1,5 +1,6 @@
 """The main job in this process: files in, run out."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -23,8 +24,11 @@ from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
+from hotloop.train.checkpoint.staging import Staged
 from hotloop.train.host_memory import HostMemory
+from hotloop.train.loop import Loop
 from hotloop.train.observer import Event, Logged, Observer, Saved, Started, Validated, Warned
+from hotloop.train.patience import StopRequested
 from hotloop.train.record import TensorBoard
 from hotloop.train.slow_rank import SlowRanks
 
@@ -633,3 +637,66 @@ def test_memory_that_cannot_be_locked_is_told(monkeypatch: pytest.MonkeyPatch) -
     [line] = told
     assert "memory for checkpoints cannot be page-locked (3.0 MiB, OS call failed)" in line
     assert "ulimit -l" in line
+
+
+def stopped_at_batch(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The wait for that batch is ended by a request to stop."""
+    next_batch, count = Loop._next_batch, itertools.count()
+
+    def ended(self: Loop) -> Any:
+        if next(count) == number:
+            raise StopRequested
+        return next_batch(self)
+
+    monkeypatch.setattr(Loop, "_next_batch", ended)
+
+
+def test_a_stop_within_a_steps_batches_leaves_nothing_of_them(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running statistics and what dropout draws: the next start does these batches again."""
+    folder = make_images(each=9)
+    settings = {"train__accumulate": 3, "model__arguments": {"dropout": 0.5}, "train__epochs": 3}
+    _, through = run(small(folder, tmp_path / "through", **settings))
+    job = small(folder, tmp_path / "stopped", **settings)
+    with monkeypatch.context() as patched:
+        stopped_at_batch(patched, 7)  # 5 an epoch, in steps of 3 and 2
+        _, first = run(job)
+    assert (first.status, first.steps) == ("preempted", 2)
+    _, second = run(job)
+    assert second.weights_sha256 == through.weights_sha256
+
+
+def test_a_start_that_does_nothing_writes_no_checkpoint_again(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small(make_images(), tmp_path / "run")
+    done, _ = run(job, stop_at(2))
+    [saved] = done.checkpoints.iterdir()
+    before = saved.stat().st_ino
+    with monkeypatch.context() as patched:
+        stopped_at_batch(patched, 0)
+        _, again = run(job)
+    assert (again.status, again.steps) == ("preempted", 2)
+    assert [(path.name, path.stat().st_ino) for path in done.checkpoints.iterdir()] == [(saved.name, before)]
+    _, last = run(job)
+    assert last.status == "finished"
+
+
+def test_a_training_that_fails_has_the_checkpoint_that_it_had_begun(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy was still on the way from the GPU."""
+    failed = False
+
+    def fail(event: Event) -> None:
+        nonlocal failed
+        if isinstance(event, Logged) and event.progress.step == 6:
+            failed = True
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(Staged, "ready", lambda self: failed)
+    changes = {"checkpoint__background": True, "checkpoint__every": "1 epoch", "model__name": "tiny:wide"}
+    with pytest.raises(ZeroDivisionError):
+        run(small(make_images(), tmp_path / "run", **changes), Told(fail))
+    assert [path.name for path in Run(tmp_path / "run").checkpoints.iterdir()] == ["epoch-0001-step-00000004"]

@@ -1,6 +1,8 @@
 """What the kernel tells of this process."""
 
+import os
 import resource
+import time
 from pathlib import Path
 
 
@@ -10,3 +12,10 @@ def most_resident_bytes() -> int:
     if b"\nVmHWM:" not in status:  # a kernel that does not tell, such as gVisor's
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(status.split(b"\nVmHWM:")[1].split()[0]) * 1024
+
+
+def parent_started() -> float:
+    """When the process that has started this one was started itself, in seconds since 1970."""
+    fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot

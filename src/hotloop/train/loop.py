@@ -7,7 +7,7 @@ in the checkpoint.
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -44,6 +44,7 @@ from hotloop.train.slow_rank import SlowRanks
 from hotloop.train.source import DeviceBatch, Source
 from hotloop.train.step import Step
 from hotloop.train.validate import validate
+from hotloop.train.window import Window
 from hotloop.train.world import ALONE, World
 
 _LOOK_SECONDS, _PATIENCE_SECONDS = 0.02, 3600.0
@@ -105,6 +106,9 @@ class _Begun:
 class Loop:
     """Trains from a position until the job's epochs are done or someone asks to stop.
 
+    Args:
+        saved: whether the position it starts from is one of the run's checkpoints.
+
     Attributes:
         progress: where it stands.
         data_meter: how well it is fed.
@@ -112,7 +116,7 @@ class Loop:
         memory: when the loop was ready, and after the first steps.
     """
 
-    def __init__(self, parts: Parts, progress: Progress) -> None:
+    def __init__(self, parts: Parts, progress: Progress, saved: bool = False) -> None:
         job = parts.job
         self.progress = progress
         self.examples: list[Example] = []
@@ -133,6 +137,8 @@ class Loop:
         self._meter = Meter()
         self.data_meter = DataMeter(self._device)
         self._timer = self.data_meter.timer
+        several = job.train.accumulate > 1 and parts.world.size == 1  # several ranks stop between steps alone
+        self._window = Window(inner(parts.step.model)) if several else None
         self._steps_unmeasured = 0
         self._unlogged = Span()
         self._logged = 0.0
@@ -141,7 +147,7 @@ class Loop:
         self._leaks = LeakDetector(parts.observer.warn)
         self.memory = MemoryMarks(self._device)
         self.memory.mark("ready")
-        self._saved: Progress | None = None
+        self._saved = progress.position if saved else None
         self._world = parts.world
         self._agreement = Agreement(parts.world)
         rate = partial(matrix_rate, self._device, job.precision, _PROBE_SIZE) if self._device.type == "cuda" else None
@@ -159,14 +165,26 @@ class Loop:
             except StopRequested:
                 if self._world.size > 1 and not self._agreed_to_stop:
                     raise  # a batch does not come, and the other ranks wait within a step: nothing can be saved
+                if self._window:
+                    self._window.undo()
                 self._save_and_wait()
                 self._agreement.finish()
                 return False
             except NonFiniteLoss as error:
+                self._save_what_is_begun()
                 raise self._with_last_good(error) from None
+            except Exception:
+                self._save_what_is_begun()
+                raise
             self._save_and_wait()
             self._agreement.finish()
             return True
+
+    def _save_what_is_begun(self) -> None:
+        """A training that fails has its last checkpoint all the same. Of several ranks each ends its own share."""
+        if self._world.size == 1:
+            with suppress(Exception):  # why the training fails says more
+                self._end_saving()
 
     def _reserve(self) -> None:
         """Take memory for checkpoints before the first step, not within the first save's stall."""
@@ -218,6 +236,8 @@ class Loop:
         samples = sum(self._parts.train.size(number) for number in range(first, end))
         indices: list[np.ndarray] = []
         timer = self._timer if StepTimer.is_due(self.progress.step) else None
+        if self._window:
+            self._window.begin()
         for number in range(first, end):
             batch = self._next_batch()
             ready = self._prepare(batch) if self._prepares_apart else batch.tensors
@@ -229,6 +249,8 @@ class Loop:
             if timer:
                 timer.stop()
             indices.append(batch.indices)
+        if self._window:
+            self._window.end()
         if timer:
             timer.end(samples)
         self._steps_unmeasured += 1
@@ -350,7 +372,7 @@ class Loop:
 
     def _save(self) -> None:
         """Begin a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
-        if self._saved == self.progress:
+        if self._saved == self.progress.position:
             return
         self._parts.heart.enter("saving")
         self._log(wait=True)  # what the device still computes is no stall; all from here on is
@@ -362,9 +384,11 @@ class Loop:
         if self._world.first:
             self._checkpointer.open(*place)
         self._world.from_first(None)  # the folder is there for all
-        saving = self._checkpointer.begin(self._state(), *place)
+        state = self._state()
+        with self._parts.heart.working(_PATIENCE_SECONDS):  # without a process of its own for it, all is written here
+            saving = self._checkpointer.begin(state, *place)
         self._saving = _Begun(saving, self.progress, started, time.perf_counter() - started)
-        self._saved = self.progress
+        self._saved = self.progress.position
         self._look_at_saving()
         self._parts.heart.beat()
         self._meter.start()
@@ -407,7 +431,8 @@ class Loop:
             return
         begun, self._saving = self._saving, None
         self._beat_until(begun.saving.done)
-        path = begun.saving.end()
+        with self._parts.heart.working(_PATIENCE_SECONDS):
+            path = begun.saving.end()
         if self._world.first:
             self._world.note("saved", str(path))
             seconds = time.perf_counter() - begun.started

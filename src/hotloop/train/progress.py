@@ -98,6 +98,11 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     damages: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Epoch, batch and step: what comes next depends on these alone."""
+        return self.epoch, self.batch, self.step
+
     def measured(self, span: Span) -> "Progress":
         """The same position with a measured span added."""
         return replace(self, whole=self.whole.plus(span), current=self.current.plus(span))

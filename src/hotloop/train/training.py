@@ -17,6 +17,7 @@ from torch import nn
 from hotloop.core.errors import CheckpointError, HotloopError, InputError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
+from hotloop.core.process import parent_started
 from hotloop.core.run import LAUNCHED, Result, Run, Status, open_run
 from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
@@ -46,7 +47,7 @@ from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
-from hotloop.train.world import ALONE, World, in_teams, peer_lost
+from hotloop.train.world import ALONE, World, in_teams, peer_lost, under_torchrun
 
 
 def train_job(
@@ -91,7 +92,9 @@ def train_job(
         world.note("run", str(run.directory))
         recorders = _recorders(job, run, stack, observer.warn) if world.first else []
         recorders.append(_published(run, ready.job, heart, stack))
-        copies = _copies(job, run, resume, observer.warn, stack) if world.first and job.checkpoint.copy_to else None
+        copies = None
+        if world.first and job.checkpoint.copy_to:
+            copies = _copies(job, run, resume, observer.warn, stack, _alive(world, heart, run.checkpoints))
         parts = Parts(
             job=ready.job,
             run=run,
@@ -127,6 +130,7 @@ def _looked_up(job: Job, resume: str, observer: Observer) -> Loaded | None:
     return None if resume in ("auto", "never") else named_checkpoint(Path(resume), observer.warn, lazily=True)
 
 
+_ALIVE_SECONDS = 10.0
 _LOCK_SECONDS = 150.0
 """What an engine starts again may find the lock of a machine that is gone, on a network disk."""
 
@@ -138,12 +142,20 @@ def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
         HotloopError: that run is no longer there.
     """
     begun = world.noted("run")
+    if not begun and job.run.dir and under_torchrun() and _has_begun(Run(Path(job.run.dir)), saved=resume != "never"):
+        return job, "auto"
     if not begun:
         return job, resume
     if not Path(begun).is_dir():
         raise _gone(Path(begun))
     job = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})})
     return job, "auto" if resume == "never" or world.noted("saved") else resume
+
+
+def _has_begun(run: Run, saved: bool) -> bool:
+    """Whether ranks that the same torchrun has started have begun a run, or have saved in it."""
+    newest = (newest_path(run.checkpoints) if saved else run.machine_file) if run.exists else None
+    return bool(newest and newest.stat().st_mtime >= parent_started())
 
 
 def _gone(directory: Path) -> HotloopError:
@@ -180,7 +192,23 @@ def _published(run: Run, job: Job, heart: Heart, stack: ExitStack) -> Observer:
     return Published(publisher)
 
 
-def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack) -> Copies:
+def _alive(world: World, heart: Heart, folder: Path) -> Callable[[], None]:
+    """To be called while the first rank alone has much to do: the others, which wait to `serve`, hear of it."""
+    told = time.monotonic()
+
+    def alive() -> None:
+        nonlocal told
+        heart.beat()
+        if time.monotonic() - told > _ALIVE_SECONDS:
+            HashedTogether(world)(folder, ())
+            told = time.monotonic()
+
+    return alive
+
+
+def _copies(
+    job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack, alive: Callable[[], None]
+) -> Copies:  # fmt: skip
     """Where the run's checkpoints are copied to; without any on the disk, it goes on from there.
 
     Raises:
@@ -191,7 +219,7 @@ def _copies(job: Job, run: Run, resume: str, notify: Callable[[str], None], stac
     stack.callback(copies.close)
     if newest_path(run.checkpoints):
         return copies
-    if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify)):
+    if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify, alive)):
         notify(f"{fetched} was fetched from {copies.url}")
     elif resume != "auto":
         _refuse_earlier(copies, resume)
@@ -285,7 +313,10 @@ class _Training:
             return before
         if parts.world.first:
             parts = replace(parts, history=parts.run.note_start(time.time(), os.environ.get(LAUNCHED, "")))
-        loop = Loop(parts, progress)
+        own = loaded is not None and loaded.path.parent == parts.run.checkpoints
+        loop = Loop(parts, progress, saved=own)
+        if loaded and own and parts.copies:
+            parts.copies.make_up(loaded.path)
         resumed_from = str(loaded.path) if loaded else ""
         try:
             if parts.world.first:
