@@ -41,7 +41,7 @@ from hotloop.train.random_state import drawn_from, random_state
 from hotloop.train.ranks import inner
 from hotloop.train.resolve import optimizer_copies
 from hotloop.train.slow_rank import SlowRanks
-from hotloop.train.source import DeviceBatch, Source
+from hotloop.train.source import DeviceBatch, LoaderSource, Source
 from hotloop.train.step import Step
 from hotloop.train.validate import validate
 from hotloop.train.window import Window
@@ -137,8 +137,9 @@ class Loop:
         self._meter = Meter()
         self.data_meter = DataMeter(self._device)
         self._timer = self.data_meter.timer
-        several = job.train.accumulate > 1 and parts.world.size == 1  # several ranks stop between steps alone
-        self._window = Window(inner(parts.step.model)) if several else None
+        # What is on the device is not waited for, and several ranks stop between steps alone.
+        may_stop_within = job.train.accumulate > 1 and parts.world.size == 1 and isinstance(parts.train, LoaderSource)
+        self._window = Window(inner(parts.step.model)) if may_stop_within else None
         self._steps_unmeasured = 0
         self._unlogged = Span()
         self._logged = 0.0
@@ -181,7 +182,7 @@ class Loop:
             return True
 
     def _save_what_is_begun(self) -> None:
-        """A training that fails has its last checkpoint all the same. Of several ranks each ends its own share."""
+        """A training that fails has its last checkpoint all the same. Several ranks do not wait for each other then."""
         if self._world.size == 1:
             with suppress(Exception):  # why the training fails says more
                 self._end_saving()
