@@ -67,7 +67,7 @@ def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: P
 def test_torchrun_goes_on_with_what_its_ranks_have_begun(tmp_path: Path, resume: str) -> None:
     """What was set aside, or named to begin with, is so for the first start alone."""
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
-    (tmp_path / "job.toml").write_text(TOKENS_JOB.replace("epochs = 2", "epochs = 300"))
+    (tmp_path / "job.toml").write_text(TOKENS_JOB.replace("epochs = 2", "epochs = 40"))
     train = ["-m", "hotloop", "train", "job.toml", "--set", "checkpoint.every=2 steps"]
     first = [*train, "--set", f"run.dir={'run' if resume == 'never' else 'from'}", "--set", "train.epochs=1"]
     subprocess.run([sys.executable, *first], cwd=tmp_path, check=True, timeout=120, capture_output=True)

@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import Job
 from hotloop.core.units import count
+from hotloop.train.meeting import agents_store
 
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>"""
@@ -302,11 +303,14 @@ def _joined(device: str, local: int, timeout: timedelta, folder: str) -> Any:
     if on_gpu:
         torch.cuda.set_device(local)
     try:
+        store = agents_store(timeout) if under_torchrun() else None
+        known = {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        place: dict[str, Any] = known if store else {}
         if on_gpu:
             where = torch.device("cuda", local)
-            distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=where)
+            distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=where, **place)
         else:
-            distributed.init_process_group("gloo", timeout=timeout)
+            distributed.init_process_group("gloo", timeout=timeout, **place)
         return distributed.new_group(backend="gloo", timeout=timeout)
     except (distributed.DistError, RuntimeError) as error:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
