@@ -1,10 +1,12 @@
 """Checkpoints of what lies on a GPU, written beside the training."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import Iterator
 import pytest
 import torch
 
@@ -64,3 +66,16 @@ def test_what_a_copy_has_left_is_room_for_the_next(monkeypatch: pytest.MonkeyPat
         assert staging.memory
         assert torch.equal(torch.from_numpy(staging.memory.bytes[: state.nbytes]).view(torch.float32), state.cpu())
     staging.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_letting_go_of_locked_memory_touches_no_gpu_of_others() -> None:
+    code = """
+import torch
+from hotloop.train.host_memory import HostMemory
+torch.zeros(1, device="cuda:0")
+memory = HostMemory(1 << 20, True, print)
+memory.close()
+assert torch._C._cuda_hasPrimaryContext(0) and not torch._C._cuda_hasPrimaryContext(1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
