@@ -1,12 +1,12 @@
 """Checkpoints of what lies on a GPU, written beside the training."""
 
+import subprocess
 import sys
-from collections.abc import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import Iterator
 import pytest
 import torch
 
