@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +23,7 @@ from hotloop.core.errors import HotloopError
 
 _HEARD_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 """For so long the first machine keeps its last word there for others."""
-_CONNECT_SECONDS = 1.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 1.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,59 @@ class End:
     told: bool = True
 
 
+class _Asking:
+    """Asks in a thread: of a machine that has lost its power the kernel waits a quarter of an hour for an answer
+    (tcp_retries2), and the store's client with it. https://docs.kernel.org/networking/ip-sysctl.html
+    """
+
+    def __init__(self) -> None:
+        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[tuple[Any, DistError | None]]]] = (
+            SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name="hotloop-machines-asked", daemon=True)
+
+    def start(self) -> None:
+        """Before the first question."""
+        self._thread.start()
+
+    def ask(self, question: Callable[[], Any], seconds: float) -> Any:
+        """Its answer.
+
+        Raises:
+            DistError: the store's.
+            TimeoutError: there was none in time.
+        """
+        answers: SimpleQueue[tuple[Any, DistError | None]] = SimpleQueue()
+        self._questions.put((question, answers))
+        try:
+            answer, error = answers.get(timeout=seconds)
+        except Empty:
+            raise TimeoutError from None
+        if error:
+            raise error
+        return answer
+
+    def end(self) -> None:
+        """Let the thread end; one that still waits is left."""
+        self._questions.put((_end, SimpleQueue()))
+        if self._thread.is_alive():
+            self._thread.join(_CONNECT_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            question, answers = self._questions.get()
+            if question is _end:
+                return
+            try:
+                answers.put((question(), None))
+            except DistError as error:
+                answers.put((None, error))
+
+
+def _end() -> None:
+    """No question."""
+
+
 class Machines:
     """What they tell each other; a context manager. One machine alone tells nothing.
 
@@ -87,6 +142,7 @@ class Machines:
         self._joining: threading.Thread | None = None
         self._closed = threading.Event()
         self._store: TCPStore | None = None
+        self._asking = _Asking()
         self._lost = False
         self._told = False
 
@@ -98,6 +154,7 @@ class Machines:
         """
         if self._nodes.number == 1:
             return self
+        self._asking.start()
         if self._nodes.rank:
             self._joining = threading.Thread(target=self._join, name="hotloop-machines", daemon=True)
             self._joining.start()
@@ -122,6 +179,7 @@ class Machines:
             self._set(f"left-{self._nodes.rank}", "")
         elif self._told:
             self._wait_for_others()
+        self._asking.end()
 
     def begin(self, restart: int) -> None:
         """This machine starts its ranks, for the so-manieth time after the first."""
@@ -185,8 +243,8 @@ class Machines:
         """None before there is a store, and once it is lost."""
         if self._store and not self._lost:
             try:
-                return question(self._store)
-            except DistError:
+                return self._asking.ask(partial(question, self._store), _ANSWER_SECONDS)
+            except (DistError, TimeoutError):
                 self._lost = True
         return None
 
