@@ -370,3 +370,31 @@ def test_lists_of_tensors_that_an_optimizer_keeps_are_read(tmp_path: Path) -> No
     assert loaded
     found = divided_optimizer(loaded.state["optimizer"], optimizer)
     assert same(found["state"][0], kept)
+
+
+def test_a_share_on_its_way_to_a_slow_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a training that fails: its share takes longer than what else is waited for."""
+    monkeypatch.setattr("hotloop.train.checkpoint.writer._END_SECONDS", 0.2)
+    path = tmp_path / "epoch-0001-step-00000001"
+    temporary = start_directory(path)
+    size = 1 << 28
+    with closing(HostMemory(size, locked=False, warn=print)) as memory:
+        writer = Writer()
+        plan = Plan(str(path), {"epoch": 1, "step": 1}, keep=1, limit_seconds=60)
+        writer.begin(Request(str(temporary), Share(), {"part": [(0, size)]}, plan), memory.descriptor, size)
+        writer.close()
+    assert (path / "part").stat().st_size == size
+    assert (path / "manifest.json").exists()
+
+
+def test_shares_that_never_come_are_not_waited_for_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.train.checkpoint.writer._END_SECONDS", 0.2)
+    path = tmp_path / "epoch-0001-step-00000001"
+    temporary = start_directory(path)
+    with closing(HostMemory(4096, locked=False, warn=print)) as memory:
+        writer = Writer()
+        plan = Plan(str(path), {"epoch": 1, "step": 1}, keep=1, limit_seconds=600)
+        request = Request(str(temporary), Share(0, 2), {"part": [(0, 4096)]}, plan)
+        writer.begin(request, memory.descriptor, 4096)
+        writer.close()
+    assert not path.exists()

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>"""
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """They mean the training, which tells us when it ends."""
-_END_SECONDS = 10.0
+_END_SECONDS, _MOST_SECONDS, _LOOK_SECONDS = 10.0, 600.0, 0.02
+"""For what is left once this process's share is written; for a disk that stands still."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,22 @@ class Writer:
         assert self._process.stdout
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        began = quiet = time.monotonic()
+        while self._process.poll() is None:
+            now = time.monotonic()
+            quiet = now if self._is_writing() else quiet
+            if now > min(quiet + _END_SECONDS, began + _MOST_SECONDS):
+                self._process.kill()
+            time.sleep(_LOOK_SECONDS)
         self._process.stdout.close()
         self._process = None
+
+    def _is_writing(self) -> bool:
+        """Whether this rank's share is on its way to the disk; the others' may never come."""
+        if not self._request:
+            return False
+        temporary = Path(self._request.temporary)
+        return temporary.exists() and not share_file(temporary, self._request.share.number).exists()
 
 
 def _is_done(request: Request) -> bool:
