@@ -92,9 +92,8 @@ def train_job(
         world.note("run", str(run.directory))
         recorders = _recorders(job, run, stack, observer.warn) if world.first else []
         recorders.append(_published(run, ready.job, heart, stack))
-        copies = None
-        if world.first and job.checkpoint.copy_to:
-            copies = _copies(job, run, resume, observer.warn, stack, _alive(world, heart, run.checkpoints))
+        alive = _alive(world, heart, run.checkpoints)
+        copies = _copies(job, run, resume, observer.warn, stack, alive) if world.first else None
         parts = Parts(
             job=ready.job,
             run=run,
@@ -208,13 +207,15 @@ def _alive(world: World, heart: Heart, folder: Path) -> Callable[[], None]:
 
 def _copies(
     job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack, alive: Callable[[], None]
-) -> Copies:  # fmt: skip
-    """Where the run's checkpoints are copied to; without any on the disk, it goes on from there.
+) -> Copies | None:  # fmt: skip
+    """Where the run's checkpoints are copied to, if they are; without any on the disk, it goes on from there.
 
     Raises:
         InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
         CheckpointError: what is there cannot be read.
     """
+    if not job.checkpoint.copy_to:
+        return None
     copies = Copies(job.checkpoint, job.storage, run.directory.name)
     stack.callback(copies.close)
     if newest_path(run.checkpoints):
