@@ -27,11 +27,12 @@ def test_a_rank_that_comes_late_is_not_taken_for_the_one_before() -> None:
     """The first rank finds what an earlier second one has said, and begins with it."""
     store = HashStore()
     meet(store, 2)
-    before = store.get("hotloop/list")
+    told = f"hotloop/word-{store.get('hotloop/hello-1').decode()}"
+    before = store.get(told)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(agreed, store, 0, 2, SOON)
-        while store.get("hotloop/list") == before:
-            pass  # until it has told the old name beside its own
+        while store.get(told) == before:
+            pass  # until it has told the old one
         second = pool.submit(agreed, store, 1, 2, SOON)
         assert first.result() == second.result()
 

@@ -1,7 +1,6 @@
 """Where ranks that torchrun has started find each other, also those that it starts again."""
 
 import hashlib
-import json
 import os
 import time
 import uuid
@@ -9,8 +8,9 @@ from datetime import timedelta
 
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-_HELLO, _HEARD, _LIST, _GO = "hotloop/hello-{}", "hotloop/heard-{}", "hotloop/list", "hotloop/go"
-_LOOK_SECONDS = 0.05
+_HELLO, _WORD, _HEARD, _GO = "hotloop/hello-{}", "hotloop/word-{}", "hotloop/heard-{}", "hotloop/go-{}"
+_LOOK_SECONDS, _AT_ONCE = 0.05, 64
+"""Of more ranks each looks less often: one process answers all of them."""
 
 
 def agents_store(timeout: timedelta) -> Store | None:
@@ -32,8 +32,8 @@ def agents_store(timeout: timedelta) -> Store | None:
 def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> str:
     """A word that these ranks have agreed on, whatever others have left there before.
 
-    Each says who it is. The first one makes a list of that, anew whenever it changes, until all have found themselves
-    in the same one.
+    Each says who it is. The first one makes a word of all that, anew whenever it changes, and tells it to each, until
+    all have heard the same one.
 
     Raises:
         DistStoreError: not all have come in time.
@@ -44,34 +44,27 @@ def agreed(store: Store, rank: int, size: int, timeout: timedelta) -> str:
     word = ""
     while time.monotonic() < until:
         if rank == 0:
-            word = _listed(store, size, word)
-            heard = [_HEARD.format(each) for each in range(size)]
-            if word and store.check(heard[1:]) and all(one.decode() == word for one in store.multi_get(heard[1:])):
-                store.set(_GO, word)
+            word = _told(store, size, word)
+            heard = [_HEARD.format(each) for each in range(1, size)]
+            if word and store.check(heard) and all(one.decode() == word for one in store.multi_get(heard)):
+                store.set(_GO.format(word), "")
                 return word
-        elif store.check([_LIST]):
-            text = store.get(_LIST).decode()
-            names = json.loads(text)
-            if len(names) == size and names[rank] == own:
-                word = _word(text)
-                store.set(_HEARD.format(rank), word)
-                if store.check([_GO]) and store.get(_GO).decode() == word:
-                    return word
-        time.sleep(_LOOK_SECONDS)
+        elif store.check([_WORD.format(own)]):
+            word = store.get(_WORD.format(own)).decode()
+            store.set(_HEARD.format(rank), word)
+            if store.check([_GO.format(word)]):
+                return word
+        time.sleep(_LOOK_SECONDS * max(1.0, size / _AT_ONCE))
     raise DistStoreError(f"{size} ranks have not met within {timeout.total_seconds():.0f} s")
 
 
-def _listed(store: Store, size: int, before: str) -> str:
-    """The word for who has said hello; empty until all have."""
+def _told(store: Store, size: int, before: str) -> str:
+    """The word of those who have said hello, told to each; empty until all have."""
     keys = [_HELLO.format(rank) for rank in range(size)]
     if not store.check(keys):
         return ""
-    text = json.dumps([name.decode() for name in store.multi_get(keys)])
-    word = _word(text)
-    if word != before:
-        store.set(_LIST, text)
+    names = [name.decode() for name in store.multi_get(keys)]
+    word = hashlib.sha256(" ".join(names).encode()).hexdigest()[:16]
+    for name in names if word != before else ():
+        store.set(_WORD.format(name), word)
     return word
-
-
-def _word(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
