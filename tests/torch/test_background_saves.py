@@ -353,10 +353,11 @@ def test_a_rank_that_writes_when_the_first_has_given_up_does_not_tell_another_ca
 
 
 def test_tensors_of_ranks_that_do_not_save_are_refused(tmp_path: Path) -> None:
-    entry = {"ranks": [4, 5]}
-    with pytest.raises(CheckpointError, match="other ranks than those that save"):
-        _check_ranks(Split({}, [entry], [], True), Share(0, 2), tmp_path)
-    _check_ranks(Split({}, [{"ranks": [1, 0]}, {"ranks": []}], [], True), Share(0, 2), tmp_path)
+    for entry in ({"mesh": (2,), "ranks": [4, 5]}, {"mesh": (2, 2), "ranks": []}):
+        with pytest.raises(CheckpointError, match="other ranks than those that save"):
+            _check_ranks(Split({}, [entry], [], True), Share(0, 2), tmp_path)
+    fine = [{"mesh": (2,), "ranks": [1, 0]}, {"mesh": (2,), "ranks": []}, {"mesh": (), "ranks": []}]
+    _check_ranks(Split({}, fine, [], True), Share(0, 2), tmp_path)
 
 
 def test_lists_of_tensors_that_an_optimizer_keeps_are_read(tmp_path: Path) -> None:

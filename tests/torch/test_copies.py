@@ -90,6 +90,20 @@ def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job:
     hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)
 
 
+def test_a_copy_that_was_not_finished_is_made_by_the_next_start(hotloop: Command, job: Path, bucket: str) -> None:
+    """The run is named as one types it; what the killed start had put aside to send is still there."""
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    made = copies(bucket)
+    made._remove("epoch-0002-step-00000012")
+    made.close()
+    left = job.parent / "mine/checkpoints/.copied-0-epoch-0002-step-00000012"
+    shutil.copytree(job.parent / "mine/checkpoints/epoch-0002-step-00000012", left)
+    done = hotloop("train", "job.toml", *to(bucket), "--resume", "mine", "--set", "train.epochs=3", expect=0)
+    assert "no copy at" not in done.err
+    assert f"copied to s3://{bucket}/models/mine/epoch-0002-step-00000012" in done.err
+    assert not left.exists()
+
+
 def test_a_damaged_copy_is_passed_over(hotloop: Command, job: Path, bucket: str) -> None:
     hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
     expected = weights_of(job.parent / "mine")

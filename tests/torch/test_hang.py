@@ -66,6 +66,26 @@ def test_progress_of_another_machine_is_none_of_a_hang(tmp_path: Path, monkeypat
     assert told[:2] == [True, False]
 
 
+def test_a_later_question_is_answered_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks did when they were asked before is not what they do now."""
+    monkeypatch.setattr(hang, "_STACKS_SECONDS", 0.0)
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.beat()
+        heart._write()
+        stacks = hang.stacks_file(tmp_path, 0)
+        for _ in range(2):
+            hang.Watch(tmp_path, 0.0).hung()
+            assert stacks.stat().st_size
+        collective = hang.collective_file(tmp_path, 0)
+        collective.write_text("of the first question")
+        with stacks.open("a") as file:
+            file.write("what it did then")
+        watch = hang.Watch(tmp_path, 0.0)
+        assert watch.hung()
+    assert "what it did then" not in watch.report
+    assert "of the first question" not in watch.report
+
+
 def test_ranks_that_have_ended_wait_for_those_of_other_machines(tmp_path: Path) -> None:
     with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
         heart.beat()

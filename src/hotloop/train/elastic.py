@@ -185,7 +185,7 @@ class _Attempt:
     @property
     def progressed(self) -> bool:
         """Whether steps were done."""
-        return any(beat.beats for beat in self._watch.beats().values())
+        return any(beat.step for beat in self._watch.beats().values())
 
     def run(self, command: Sequence[str], variables: Mapping[str, str]) -> Lost | None:
         """Until all have ended; those that were lost.

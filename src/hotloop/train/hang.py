@@ -27,14 +27,14 @@ class Watch:
         folder: where they write them.
         limit_seconds: without progress on any rank, after which they hang.
         elsewhere: where ranks of other machines train with them: told whether those of this one have made progress,
-            it says how often any machine's have.
+            it says how often any machine's have, None if nobody answers.
 
     Attributes:
         report: what each rank is at, once they hang, as far as it is known.
     """
 
     def __init__(
-        self, folder: Path, limit_seconds: float, elsewhere: Callable[[bool], int] | None = None
+        self, folder: Path, limit_seconds: float, elsewhere: Callable[[bool], int | None] | None = None
     ) -> None:  # fmt: skip
         self.report = ""
         self._folder = folder
@@ -73,12 +73,12 @@ class Watch:
             return ""  # their processes wait for other machines' ranks to end
         return self._judged(beats, limit)
 
-    def _has_moved_elsewhere(self, elsewhere: Callable[[bool], int], now: float) -> bool:
+    def _has_moved_elsewhere(self, elsewhere: Callable[[bool], int | None], now: float) -> bool:
         """Ranks wait for those of other machines without a sign of life of their own, for a disk say."""
         if now - self._asked < min(_ASK_SECONDS, self._limit / 4):
             return False
-        before, self._count = self._count, elsewhere(self._moved)
-        self._asked, self._moved = now, False
+        before, told = self._count, elsewhere(self._moved)
+        self._count, self._asked, self._moved = before if told is None else told, now, False
         return self._count != before
 
     def _judged(self, beats: Mapping[int, Heartbeat], limit: float) -> str:
@@ -97,13 +97,17 @@ class Watch:
         return f"{_words(beat)}; last collective: {last}" if last else _words(beat)
 
     def _stacks(self, beats: Mapping[int, Heartbeat]) -> dict[int, str]:
+        for rank in beats:
+            collective_file(self._folder, rank).unlink(missing_ok=True)  # of an earlier question
+        files = {rank: stacks_file(self._folder, rank) for rank in beats}
+        before = {rank: file.stat().st_size for rank, file in files.items()}
         asked_file(self._folder).touch()
         living = [beat for beat in beats.values() if beat.phase != ENDED]  # the others' handler is gone
         for beat in living:
             with suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGUSR2)
         time.sleep(_STACKS_SECONDS)  # they are written by a signal handler, which says nothing when it is done
-        return {rank: stacks_file(self._folder, rank).read_text() for rank in beats}
+        return {rank: file.read_bytes()[before[rank] :].decode(errors="replace") for rank, file in files.items()}
 
 
 def _words(beat: Heartbeat) -> str:

@@ -6,8 +6,8 @@ in the checkpoint.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -157,7 +157,7 @@ class Loop:
 
     def run(self) -> bool:
         """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
-        with closing(self._batches), closing(self._checkpointer):
+        with closing(self._batches), self._closed_at_the_end():
             try:
                 self._reserve()
                 while self.progress.epoch < self._job.train.epochs:
@@ -181,11 +181,20 @@ class Loop:
             self._agreement.finish()
             return True
 
+    @contextmanager
+    def _closed_at_the_end(self) -> Iterator[None]:
+        """What writes checkpoints ends what it has begun."""
+        try:
+            yield
+        finally:
+            with self._parts.heart.working(_PATIENCE_SECONDS):
+                self._checkpointer.close()
+
     def _save_what_is_begun(self) -> None:
         """A training that fails has its last checkpoint all the same. Several ranks do not wait for each other then."""
         if self._world.size == 1:
             with suppress(Exception):  # why the training fails says more
-                self._end_saving()
+                self._end_saving(copy=False)  # the next start does that
 
     def _reserve(self) -> None:
         """Take memory for checkpoints before the first step, not within the first save's stall."""
@@ -426,7 +435,7 @@ class Loop:
             else:
                 self._parts.observer.on(Copied(copy.place, copy.seconds))
 
-    def _end_saving(self) -> None:
+    def _end_saving(self, copy: bool = True) -> None:
         """Wait until the one that is being written is whole."""
         if not self._saving:
             return
@@ -440,7 +449,7 @@ class Loop:
             self._saves.saved(begun.stalled_seconds, seconds)
             self._parts.heart.planned(self._saves.every_seconds)
             self._parts.observer.on(Saved(begun.progress, str(path), seconds, begun.stalled_seconds))
-            if self._parts.copies:
+            if self._parts.copies and copy:
                 self._parts.copies.begin(path)
 
     def _note_damages(self) -> None:

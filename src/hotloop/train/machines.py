@@ -80,7 +80,7 @@ class _Asking:
     """
 
     def __init__(self) -> None:
-        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[tuple[Any, DistError | None]]]] = (
+        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[tuple[Any, Exception | None]]]] = (
             SimpleQueue()
         )
         self._thread = threading.Thread(target=self._run, name="hotloop-machines-asked", daemon=True)
@@ -96,7 +96,7 @@ class _Asking:
             DistError: the store's.
             TimeoutError: there was none in time.
         """
-        answers: SimpleQueue[tuple[Any, DistError | None]] = SimpleQueue()
+        answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
         self._questions.put((question, answers))
         try:
             answer, error = answers.get(timeout=seconds)
@@ -119,7 +119,7 @@ class _Asking:
                 return
             try:
                 answers.put((question(), None))
-            except DistError as error:
+            except Exception as error:
                 answers.put((None, error))
 
 
@@ -193,22 +193,23 @@ class Machines:
 
     def over(self) -> End | None:
         """Whether one has ended for good, and will not come to where ranks meet."""
-        if self._has("end"):
-            assert self._store
-            return End(**json.loads(self._store.get("end")))
+        text = self._asked(lambda store: store.get("end") if store.check(["end"]) else b"")
+        if text:
+            return End(**json.loads(text))
         return End(1, "the first machine is not there any more", told=False) if self._lost else None
 
     def is_ahead(self, restart: int) -> bool:
         """Whether another one has started its ranks once more than this one."""
         return self._has(f"start-{restart + 1}")
 
-    def progress(self, here: bool) -> int:
-        """How often machines have told that their ranks have made progress.
+    def progress(self, here: bool) -> int | None:
+        """How often machines have told that their ranks have made progress; None without a store to ask.
 
         Args:
             here: those of this one have, since it was last asked.
         """
-        return int(self._asked(lambda store: store.add("progress", int(here))) or 0)
+        told: int | None = self._asked(lambda store: store.add("progress", int(here)))
+        return told
 
     def _join(self) -> None:
         if self._is_open():  # who never comes is told of where ranks meet

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -141,7 +142,7 @@ def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
         HotloopError: that run is no longer there.
     """
     begun = world.noted("run")
-    if not begun and job.run.dir and under_torchrun() and _has_begun(Run(Path(job.run.dir)), saved=resume != "never"):
+    if world.first and job.run.dir and under_torchrun() and _has_begun(Run(Path(job.run.dir)), saved=resume != "never"):
         return job, "auto"
     if not begun:
         return job, resume
@@ -216,6 +217,8 @@ def _copies(
     """
     if not job.checkpoint.copy_to:
         return None
+    for left in run.checkpoints.glob(".copied-*"):  # a start that was killed while it sent them
+        shutil.rmtree(left)
     copies = Copies(job.checkpoint, job.storage, run.directory.name)
     stack.callback(copies.close)
     if newest_path(run.checkpoints):
@@ -314,7 +317,7 @@ class _Training:
             return before
         if parts.world.first:
             parts = replace(parts, history=parts.run.note_start(time.time(), os.environ.get(LAUNCHED, "")))
-        own = loaded is not None and loaded.path.parent == parts.run.checkpoints
+        own = loaded is not None and loaded.path.resolve().parent == parts.run.checkpoints.resolve()
         loop = Loop(parts, progress, saved=own)
         if loaded and own and parts.copies:
             parts.copies.make_up(loaded.path)

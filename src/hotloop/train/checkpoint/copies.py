@@ -1,5 +1,6 @@
 """Copies of a run's checkpoints in object storage, made beside the training: what remains when the disk does not."""
 
+import errno
 import itertools
 import os
 import shutil
@@ -67,8 +68,9 @@ class Copies:
         self._encryption = encryption(storage, self.url)
         self._key = ClientKey(storage.client_key) if storage.client_key else None
         self._obstore = obstore_module()
+        self._store = open_store(self.url, **self._encryption.settings)
         # Twelve parts of 16 MiB, which are sent at once, take more than 30 s on a line of less than 54 Mbit/s.
-        self._store = open_store(self.url, answer_seconds=_ANSWER_SECONDS, **self._encryption.settings)
+        self._patient = open_store(self.url, answer_seconds=_ANSWER_SECONDS, **self._encryption.settings)
         self._threads = ThreadPoolExecutor(1, "hotloop-copies")
         self._begun: list[Future[Copy]] = []
         self._numbers = itertools.count()
@@ -176,8 +178,9 @@ class Copies:
 
                 def fetch(start: int) -> None:
                     length = min(_PIECE_BYTES, size - start)
-                    piece = self._obstore.get_range(self._store, name, start=start, length=length)
-                    os.pwrite(opened.fileno(), piece, start)
+                    piece = self._obstore.get_range(self._patient, name, start=start, length=length)
+                    if os.pwrite(opened.fileno(), piece, start) < length:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
 
                 for _ in pool.map(fetch, range(0, size, _PIECE_BYTES)):
                     alive()
@@ -258,7 +261,7 @@ class Copies:
             encrypted = file.with_name(f"{file.name}{SUFFIX}")
             self._key.encrypt(file, encrypted)
             file, name = encrypted, f"{name}{SUFFIX}"
-        self._obstore.put(self._store, name, file, chunk_size=max(_PART_BYTES, file.stat().st_size // _MOST_PARTS))
+        self._obstore.put(self._patient, name, file, chunk_size=max(_PART_BYTES, file.stat().st_size // _MOST_PARTS))
         if self._key:
             file.unlink()  # the disk has room for one more of them, not for all
         self._verify(name)

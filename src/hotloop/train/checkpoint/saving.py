@@ -1,15 +1,17 @@
 """How a state gets into files: at once, or in the background while the training goes on."""
 
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from hotloop.core.errors import CheckpointError, cannot_write
 from hotloop.core.files import recover, start_directory, unfinished
+from hotloop.core.units import count
 from hotloop.train.checkpoint.files import (
     STATE,
     Plan,
@@ -204,13 +206,18 @@ class _InBackground:
 
 def _check_ranks(parts: Split, share: Share, path: Path) -> None:
     """Files are found by the numbers that ranks have in their process group."""
-    strangers = {rank for entry in parts.entries for rank in entry["ranks"] if rank >= share.of}
-    if strangers:
+    highest = max((_highest_rank(entry) for entry in parts.entries if entry["mesh"]), default=0)
+    if highest >= share.of:
         raise CheckpointError(
             f"{path} could never be read again: its tensors are divided among other ranks than those that save",
-            f"rank {min(strangers)} has a part, and {share.of} save together, counted from 0",
-            "have all ranks of the process group save, or gather the tensors: tensor.full_tensor()",
+            f"rank {highest} has a part, and {count(share.of, 'rank')} from 0 on {'save' if share.of > 1 else 'saves'}",
+            "Checkpointer(..., rank=get_rank(), ranks=get_world_size()), or gather the tensors: tensor.full_tensor()",
         )
+
+
+def _highest_rank(entry: dict[str, Any]) -> int:
+    ranks: list[int] = entry["ranks"]
+    return max(ranks, default=math.prod(entry["mesh"]) - 1)
 
 
 def _content(text: bytes, parts: list[Part]) -> Iterable[memoryview]:
