@@ -10,7 +10,7 @@ from urllib.parse import quote
 from hotloop.core.errors import InputError
 
 SCHEMES = ("s3", "gs", "az")
-_CONNECT_SECONDS, _ANSWER_SECONDS = 5, 30
+_CONNECT_SECONDS, _ANSWER_SECONDS, _RETRY_SECONDS = 5, 30, 60
 
 
 def is_remote(location: str) -> bool:
@@ -20,22 +20,21 @@ def is_remote(location: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def open_store(url: str, retries: int = 8, answer_seconds: int = _ANSWER_SECONDS, **settings: str) -> Any:
+def open_store(url: str, retries: int = 8, patience: int = 1, **settings: str) -> Any:
     """A place, opened once a process: processes of ours are spawned, never forked, which its threads would not survive.
 
     Args:
-        retries: of a request, for twice `answer_seconds` at most. A store that is down refuses at once: 8 of them take
-            a few seconds.
-        answer_seconds: for a request as a whole, what it carries included.
+        retries: of a request, for a minute at most. A store that is down refuses at once: 8 of them take a few seconds.
+        patience: so many times as long as usual a request may take, and its retries.
         settings: of that kind of store, as obstore calls them.
 
     Raises:
         InputError: obstore is not installed, or there is no such kind of place.
     """
-    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=2 * answer_seconds)}
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=patience * _RETRY_SECONDS)}
     client = {
         "connect_timeout": f"{_CONNECT_SECONDS}s",
-        "timeout": f"{answer_seconds}s",
+        "timeout": f"{patience * _ANSWER_SECONDS}s",
         "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"),
     }
     try:

@@ -23,7 +23,7 @@ from hotloop.train.checkpoint.checkpointer import verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, position_of
 
 _PIECE_BYTES, _AT_ONCE = 1 << 24, 16
-_ANSWER_SECONDS = 300
+_PATIENCE = 10
 _PART_BYTES, _MOST_PARTS = 1 << 24, 9000
 """Of an object that is sent in parts; a store takes 10,000 of them."""
 _PROBE = ".hotloop-"
@@ -70,7 +70,7 @@ class Copies:
         self._obstore = obstore_module()
         self._store = open_store(self.url, **self._encryption.settings)
         # Twelve parts of 16 MiB, which are sent at once, take more than 30 s on a line of less than 54 Mbit/s.
-        self._patient = open_store(self.url, answer_seconds=_ANSWER_SECONDS, **self._encryption.settings)
+        self._patient = open_store(self.url, patience=_PATIENCE, **self._encryption.settings)
         self._threads = ThreadPoolExecutor(1, "hotloop-copies")
         self._begun: list[Future[Copy]] = []
         self._numbers = itertools.count()
