@@ -2,7 +2,7 @@
 
 A step costs a look at the clock; a file is written once a second at most. Figures that grow are totals since the
 process began, so nothing is lost while nobody reads. Whoever reads trusts no file: its owner, size and content are
-checked. Imports the standard library alone, as scripts run in environments of their own.
+checked. Imports the standard library alone, as `core/process.py` does: scripts run in environments of their own.
 """
 
 import atexit
@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+
+from hotloop.core.process import started
 
 FOLDER = "HOTLOOP_LIVE"
 """The environment variable that names the folder; "off": nothing is written."""
@@ -148,7 +150,7 @@ class Publisher:
         self._clock, self._now = clock, now
         pid = os.getpid()
         self._live: dict[str, Any] = {
-            "format": _FORMAT, **asdict(Live(pid, _started(pid) or 0, namespace(), way="", job="")),
+            "format": _FORMAT, **asdict(Live(pid, started(pid) or 0, namespace(), way="", job="")),
             "begun": now(), "heartbeat": now(), **who,
         }  # fmt: skip
         self._due = 0.0
@@ -429,20 +431,10 @@ _MOST = 2.0**63
 
 def _is_alive(live: Live, file: Path, here: _Processes, now: Callable[[], float]) -> bool:
     if live.namespace == here.namespace:
-        return _started(live.pid, here.proc) == live.started
+        return started(live.pid, here.proc) == live.started
     with suppress(OSError):
         return abs(now() - file.stat().st_mtime) < _SILENT_SECONDS
     return False
-
-
-def _started(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """When a process began, in ticks since the machine did; None if there is none, or a dead one not yet waited for."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
-            state, *others = file.read(_MOST_BYTES).rpartition(b")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return None if state in b"ZX" else int(others[18])
 
 
 def namespace(proc: Path = Path("/proc")) -> int:

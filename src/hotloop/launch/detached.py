@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hotloop.core.files import write_atomic
+from hotloop.core.process import started
 from hotloop.launch.record import Launch
 from hotloop.launch.request import Request
 
@@ -27,7 +28,7 @@ def start_detached(command: Sequence[str], request: Request, files: Sequence[int
             start_new_session=True,
             pass_fds=files,
         )
-    write_atomic(request.folder / "process", f"{process.pid} {_started(process.pid)}\n")
+    write_atomic(request.folder / "process", f"{process.pid} {started(process.pid) or ''}\n")
     process.returncode = 0  # it is not ours to wait for: it goes on after this command
     return str(process.pid)
 
@@ -35,7 +36,7 @@ def start_detached(command: Sequence[str], request: Request, files: Sequence[int
 def is_alive(launch: Launch) -> bool:
     """Whether its process is there, and is no other one that has taken its number since."""
     file = Path(launch.folder) / "process"
-    return file.exists() and bool(begun := _started(int(launch.id))) and file.read_text().split()[1:] == [begun]
+    return file.exists() and bool(begun := started(int(launch.id))) and file.read_text().split()[1:] == [str(begun)]
 
 
 def terminate(launch: Launch) -> None:
@@ -43,12 +44,3 @@ def terminate(launch: Launch) -> None:
     if is_alive(launch):
         with suppress(ProcessLookupError):
             os.kill(int(launch.id), signal.SIGTERM)
-
-
-def _started(pid: int) -> str:
-    """When a process was started, in clock ticks since the machine was; empty if there is none, or its end is seen."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]

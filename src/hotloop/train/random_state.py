@@ -16,26 +16,35 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def generators() -> tuple[Any, ...]:
+    """The states of this process's generators, and that of its GPU: Python's, numpy's, torch's, CUDA's. Costs 30 µs."""
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def restore_generators(states: tuple[Any, ...]) -> None:
+    """Continue from `generators()`."""
+    python, numpy, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda[0])
+
+
 def random_state() -> dict[str, Any]:
-    """The states of this process's generators and that of its GPU, as `torch.load(weights_only=True)` can read them."""
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, cached),
-        "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
-    }
+    """The same as `torch.load(weights_only=True)` can read it."""
+    python, (name, keys, position, has_gauss, cached), cpu, cuda = generators()
+    keys = torch.from_numpy(np.array(keys, dtype=np.int64))
+    return {"python": python, "numpy": (name, keys, position, has_gauss, cached), "torch": cpu, "cuda": cuda}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
     """Continue from `random_state()`; call it just before the next batch, not before what else draws."""
     version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
     name, words, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"][0])
+    numpy = name, words.numpy().astype(np.uint32), position, has_gauss, cached
+    restore_generators(((version, tuple(keys), gauss), numpy, state["torch"], state["cuda"]))
 
 
 @contextmanager

@@ -93,8 +93,7 @@ def train_job(
         world.note("run", str(run.directory))
         recorders = _recorders(job, run, stack, observer.warn) if world.first else []
         recorders.append(_published(run, ready.job, heart, stack))
-        alive = _alive(world, heart, run.checkpoints)
-        copies = _copies(job, run, resume, observer.warn, stack, alive) if world.first else None
+        copies = _copies(job, run, resume, observer.warn, stack, heart) if world.first else None
         parts = Parts(
             job=ready.job,
             run=run,
@@ -192,7 +191,7 @@ def _published(run: Run, job: Job, heart: Heart, stack: ExitStack) -> Observer:
     return Published(publisher)
 
 
-def _alive(world: World, heart: Heart, folder: Path) -> Callable[[], None]:
+def _alive(heart: Heart, folder: Path) -> Callable[[], None]:
     """To be called while the first rank alone has much to do: the others, which wait to `serve`, hear of it."""
     told = time.monotonic()
 
@@ -200,14 +199,14 @@ def _alive(world: World, heart: Heart, folder: Path) -> Callable[[], None]:
         nonlocal told
         heart.beat()
         if time.monotonic() - told > _ALIVE_SECONDS:
-            HashedTogether(world)(folder, ())
+            HashedTogether(heart.world)(folder, ())
             told = time.monotonic()
 
     return alive
 
 
 def _copies(
-    job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack, alive: Callable[[], None]
+    job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack, heart: Heart
 ) -> Copies | None:  # fmt: skip
     """Where the run's checkpoints are copied to, if they are; without any on the disk, it goes on from there.
 
@@ -215,15 +214,15 @@ def _copies(
         InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
         CheckpointError: what is there cannot be read.
     """
-    if not job.checkpoint.copy_to:
-        return None
     for left in run.checkpoints.glob(".copied-*"):  # a start that was killed while it sent them
         shutil.rmtree(left)
+    if not job.checkpoint.copy_to:
+        return None
     copies = Copies(job.checkpoint, job.storage, run.directory.name)
     stack.callback(copies.close)
     if newest_path(run.checkpoints):
         return copies
-    if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify, alive)):
+    if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify, _alive(heart, run.checkpoints))):
         notify(f"{fetched} was fetched from {copies.url}")
     elif resume != "auto":
         _refuse_earlier(copies, resume)

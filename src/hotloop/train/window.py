@@ -1,11 +1,11 @@
 """A step's batches, where it has several: what they change before the last of them is done."""
 
-import random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+
+from hotloop.train.random_state import generators, restore_generators
 
 
 class Window:
@@ -28,8 +28,7 @@ class Window:
             self._kept = [buffer.clone() for buffer in self._buffers]
         elif self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
-        on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        self._drawn = random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
+        self._drawn = generators()
 
     def end(self) -> None:
         """The step is done."""
@@ -42,10 +41,5 @@ class Window:
         with torch.no_grad():
             for buffer, kept in zip(self._buffers, self._kept, strict=True):
                 buffer.copy_(kept)
-        python, numpy, on_cpu, on_gpu = self._drawn
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(on_cpu)
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
+        restore_generators(self._drawn)
         self._drawn = ()

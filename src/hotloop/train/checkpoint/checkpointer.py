@@ -132,8 +132,6 @@ class Checkpointer:
         """
         for left in list(self._directory.glob(".epoch-*")):  # a process was killed while it wrote
             recover(left.with_name(left.stem[1:]))
-        for left in self._directory.glob(".copied-*"):
-            shutil.rmtree(left)
         loaded, damaged = _newest(self._directory, self._warn, lazily, hashes)
         for path in damaged:
             _rename(path, "damaged")
