@@ -93,9 +93,9 @@ def test_a_trial_begins_with_its_settings(script: Callable[[Plan, Callable[[Runn
 @pytest.mark.parametrize(
     ("plan", "faster", "windows"),
     [
-        (Plan(("loader",)), 0.5, 1),
-        (Plan(("loader",)), 0.01, 3),
-        (Plan(("loader",), steps=20), 0.01, 1),
+        (Plan(("loader",)), 0.5, 2),
+        (Plan(("loader",)), 0.01, 6),
+        (Plan(("loader",), steps=20), 0.01, 2),
         (Plan(("loader",), measure=False), 0.01, 1),
     ],
 )
@@ -125,24 +125,64 @@ def test_a_gain_that_is_not_certain_is_timed_again(
         assert told.gain == pytest.approx(faster, abs=0.05)
 
 
-@pytest.mark.parametrize(("with_it", "ratio"), [(1.5, 1.0), (0.5, 2.0)])
+class Counted:
+    """A switch that tells whether it is on, and how often it has been turned."""
+
+    name, count = "allocator", 0
+
+    def __init__(self) -> None:
+        self.turned = 0
+
+    def unfit(self, training: Training) -> str:
+        return ""
+
+    def switch_on(self, training: Training) -> None:
+        self.turned += 1
+
+    def switch_off(self) -> None:
+        self.turned += 1
+
+    @property
+    def is_on(self) -> bool:
+        return self.turned % 2 == 1
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+@pytest.mark.parametrize("pace", [0.5, 1.5])
+@pytest.mark.parametrize("with_it", [0.5, 1.0])
 def test_another_pace_of_the_machine_is_no_gain(
-    script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path, with_it: float, ratio: float
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path, with_it: float, pace: float, turn: int
 ) -> None:
-    """Other programs end as soon as the last one that is tried, and makes steps longer, has been timed."""
+    """Other programs begin, or end, as the switch is turned for the first, second or third time."""
+    switch = Counted()
 
     def step(runner: Runner) -> Step:
-        states = {name: one.state for name, one in runner._told.items()}
-        with_allocator = with_it if states.get("allocator") == ON else 1.0
-        machine = {ON: 1.5, UNDONE: 0.1}.get(states.get("loader", ""), 1.0)
-        return Step(machine * with_allocator, 0.5 * machine * with_allocator)
+        return Step((pace if switch.turned >= turn else 1.0) * (with_it if switch.is_on else 1.0), 0.0)
 
-    one = script(Plan(("allocator", "loader")), step)
-    told = one.run()
+    one = script(Plan(("allocator",)), step)
+    one.runner._switches["allocator"] = switch
+    told = one.run()["allocator"]
     one.runner._write(one.training)
     found = json.loads(next(tmp_path.glob("speedup-*.json")).read_text())
-    assert (told["allocator"].state, told["loader"].state) == (ON if ratio > 1 else UNDONE, UNDONE)
-    assert found["before_seconds"] / found["after_seconds"] == pytest.approx(ratio)
+    ratio = found["before_seconds"] / found["after_seconds"]
+    assert switch.is_on == (told.state == ON)
+    assert ratio == pytest.approx(1 / with_it, rel=1e-3)
+    assert told.state == UNDONE or told.gain == pytest.approx(1 - with_it, abs=1e-3)
+
+
+def test_it_ended_before_anything_was_timed(
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path
+) -> None:
+    one = script(Plan(("allocator",)), lambda runner: Step(1.0, 0.0))
+    one.runner._switches["allocator"] = Counted()
+    run = one.runner._accelerate(one.training)
+    wanted = next(run)
+    while not one.runner._told:
+        wanted = run.send([Step(1.0, 0.0)] * wanted)
+    one.runner._write(one.training)
+    found = json.loads(next(tmp_path.glob("speedup-*.json")).read_text())
+    assert (found["before_seconds"], found["after_seconds"]) == (pytest.approx(1.0, rel=1e-3), 0.0)
+    run.close()
 
 
 def test_a_stock_from_before_is_no_gain(script: Callable[[Plan, Callable[[Runner], Step]], Script]) -> None:

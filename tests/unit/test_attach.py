@@ -38,7 +38,7 @@ def home(tmp_path: Path) -> Path:
 def attached(home: Path, *command: str, entry: str = "entry:begin") -> int:
     environment = {**os.environ, "PYTHONPATH": str(home)}
     attachment = Attachment({"torch": entry}, str(home / "found"), {"steps": 3})
-    return run_attached(command, attachment, environment)
+    return run_attached(command, attachment, environment).code
 
 
 def test_it_begins_when_torch_is_imported_in_children_too(home: Path) -> None:
@@ -94,7 +94,7 @@ def started(home: Path, code: str) -> "subprocess.Popen[str]":
         "from hotloop.attach.command import run_attached\n"
         "from hotloop.attach.inside import Attachment\n"
         f"attachment = Attachment({{}}, {str(home)!r}, {{}})\n"
-        f"sys.exit(run_attached([sys.executable, '-c', {code!r}], attachment, os.environ))"
+        f"sys.exit(run_attached([sys.executable, '-c', {code!r}], attachment, os.environ).code)"
     )
     process = subprocess.Popen([sys.executable, "-c", ours], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout

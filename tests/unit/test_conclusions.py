@@ -12,7 +12,7 @@ from hotloop.core.errors import InputError
 from hotloop.core.profile import KINDS, Ablation, Profile, RankProfile, StepSeconds
 from hotloop.pages.profile import render_profile
 from hotloop.profile.compare import compare, is_met
-from hotloop.profile.conclude import conclude
+from hotloop.profile.conclude import conclude, read_measured
 from hotloop.profile.findings import Evidence, findings
 from hotloop.profile.measured import Block, LoaderFacts, Measured, StepTime
 from hotloop.profile.shares import ablations, overhead_ratio, shares, slow_rank, verdict
@@ -254,6 +254,22 @@ def test_larger_batches_are_advised_where_there_is_room_for_them(used: float, sa
     made = measured(block("watched", 1.0), device="cuda", memory={"peak_bytes": used, "total_bytes": 140e9})
     (found,) = findings(evidence(made, launch=0.8, compute=0.2))
     assert ("larger batches" in found.fix) == ("are in use" in found.evidence) == said
+
+
+def test_workers_that_a_run_cannot_replace_are_not_said_to_be_replaced() -> None:
+    slow = measured(block("watched", 1.0, input=0.8), loader=replace(LOADER, can_be_replaced=False))
+    found = findings(Evidence(slow, dict.fromkeys(KINDS, 0.0) | {"input": 0.8}, ()))
+    assert [(one.id, one.outside) for one in found] == [("input.few_workers", "")]
+
+
+def test_of_several_trainings_in_one_command_it_is_said_that_there_were(tmp_path: Path) -> None:
+    for name, steps in (("first", 20), ("second", 30)):
+        folder = tmp_path / name
+        folder.mkdir()
+        measured(block("watched", 1.0, steps), steps_seen=steps).save(folder)
+        next(folder.glob("measured-*.json")).rename(tmp_path / f"measured-{steps}.json")
+    (found,) = read_measured(tmp_path)
+    assert (found.steps_seen, "2 processes trained" in found.unseen[-1]) == (30, True)
 
 
 def test_what_a_run_does_from_outside_are_accelerations_that_there_are() -> None:

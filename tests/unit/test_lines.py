@@ -47,3 +47,17 @@ def test_what_runs_inside_of_a_module_is_told_apart() -> None:
         assert lines.looks >= sum(lines.most_common().values())
     assert found[0] > 0.9
     assert found[1] == 0
+
+
+def test_loading_samples_is_no_line_of_the_scripts_own() -> None:
+    class Samples(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            return rounds(0.3)
+
+    with Lines(threading.get_ident()) as lines:
+        for _ in torch.utils.data.DataLoader(Samples()):
+            pass
+    assert sum(lines.most_common().values()) < 0.1 * lines.looks

@@ -37,7 +37,7 @@ def test_interrupted_while_it_concludes_it_is_gone(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(script, "conclude", interrupted)
     with pytest.raises(KeyboardInterrupt):
         profile_script(["true"], Plan(), os.environ, tmp_path / "profiles/train-1")
-    assert not list((tmp_path / "profiles").iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_it_cannot_be_made_another_is_asked_for(tmp_path: Path) -> None:

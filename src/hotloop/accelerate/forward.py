@@ -48,14 +48,18 @@ class Forward:
         if name in self.on:
             self.on.remove(name)
         if not self.on:
-            self.remove()
+            self._stand_aside()
 
     def remove(self) -> None:
-        """Models compute as they are."""
+        """Models compute as they are, for good."""
+        self._stand_aside()
+        self._compiled.clear()
+
+    def _stand_aside(self) -> None:
+        """What is compiled stays: it may be switched on again."""
         self.guard.end_step()
         self._patches.undo()
         self._models.clear()
-        self._compiled.clear()
 
     def _drifted(self, why: str) -> None:
         for name in list(self.on):

@@ -39,7 +39,8 @@ class Guard:
 
     Attributes:
         checked: losses compared.
-        largest: difference of two, as a share of the exact one, or of the spread of those so far, where that is more.
+        largest: difference of two that was allowed, as a share of the exact one, or of the spread of those so far,
+            where that is more.
     """
 
     def __init__(self, drifted: Callable[[str], None]) -> None:
@@ -104,10 +105,11 @@ class Guard:
         self.checked += 1
         difference = abs(found - expected)
         spread = max(self._losses) - min(self._losses)
-        self.largest = max(self.largest, difference / max(abs(expected), spread, 1e-12))
         allowed = max(_RELATIVE * abs(expected), _OF_SPREAD * spread, _OF_CHANCE * self._chance)
         if not difference <= allowed:  # a loss that is NaN, too
             self._drifted(f"the loss was {found:.6g} and exactly {expected:.6g}")
+        else:
+            self.largest = max(self.largest, difference / max(abs(expected), spread, 1e-12))
 
 
 class _Again(TorchFunctionMode):

@@ -96,6 +96,15 @@ class Mean:
         return ratio, ratio * hypot(self.error / self.seconds, other.error / other.seconds)
 
 
+def agreed(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of ratios in a row, with their standard errors, the middle one: where the machine's pace has changed once, the
+    others agree. What the nearest of them is away from it may be the error.
+    """
+    middle, error = sorted(shares)[len(shares) // 2]
+    _, nearest, *_ = sorted(abs(share - middle) for share, _ in shares)
+    return middle, max(error, nearest)
+
+
 def enough(number: int, stock: Stock) -> int:
     """Steps for a window, so many at least: half of its batches are made in it, and each worker has as many turns."""
     workers = max(1, stock.workers)

@@ -79,7 +79,7 @@ def chosen(level: str, only: Sequence[str] = (), without: Sequence[str] = ()) ->
     known = [kind.name for kind in KINDS]
     for name in (*only, *without):
         if name not in known:
-            raise InputError(f"{name}: no such acceleration", f"there are {', '.join(known)}", "--without compile")
+            raise InputError(f"{name}: no such acceleration", f"there are {', '.join(known)}", "hotloop run --dry-run")
     names = only or [kind.name for kind in KINDS if level == FAST or kind.level == EXACT]
     return tuple(name for name in known if name in names and name not in without)
 

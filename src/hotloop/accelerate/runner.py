@@ -18,14 +18,14 @@ import torch
 
 from hotloop.accelerate.forward import Bf16, ChannelsLast, Compile, Forward
 from hotloop.accelerate.loading import Loading
-from hotloop.accelerate.pace import Mean, Step, Window, enough, mean_of
+from hotloop.accelerate.pace import Mean, Step, Window, agreed, enough, mean_of
 from hotloop.accelerate.plan import Plan, kind_of
 from hotloop.accelerate.ranks import Ranks
 from hotloop.accelerate.switches import Allocator, CudnnAutotune, FusedOptimizer, Tf32, Threads, ZeroGrad
 from hotloop.accelerate.termination import save_on_sigterm
 from hotloop.accelerate.training import Switch, Training, models_seen
 from hotloop.accelerate.waiting import Batches, ImageFolder, LoaderWorkers, Prefetch
-from hotloop.attach.activity import Activity
+from hotloop.attach.activity import CROWDED, Activity
 from hotloop.attach.inside import Attachment, tell
 from hotloop.attach.live import PublishedScript
 from hotloop.attach.steps import StepFinder, until_regular
@@ -43,6 +43,7 @@ _RANKS_WARM_UP, _RANKS_STEPS = 15, 20
 _SLOWER = 0.02
 """Share of a step from which on an acceleration that costs time is taken back."""
 _TOLD_SECONDS = 0.25
+_LONGER, _NOT_ALL = "steps took longer with it", "another rank could not use it"
 _ROUNDS = 3
 """Windows at most in which an acceleration is timed, as long as its gain is less than it is uncertain."""
 
@@ -70,12 +71,14 @@ class Runner:
         self._told: dict[str, Acceleration] = {}
         self._notes: list[str] = []
         self._before = self._after = self._error = 0.0
+        self._ratio = 1.0
         self._seen = 0
         self._steps: list[Step] = []
         self._wanted = 0
         self._run: Generator[int, Sequence[Step], None] | None = None
         self._began: float | None = None
         self._busy = 1.0
+        self._queued: list[float] = []
         self._process = os.getpid()
         self._ended = False
         self._ranks: Ranks | None = None
@@ -167,41 +170,74 @@ class Runner:
             yield from self._regular(training)
             before = yield from self._timed(training)
         self._before = before.seconds
-        self._after = before.seconds if self._plan.measure else 0.0  # then it is measured once, at the end
         for name, switch in [*self._switches.items()] * 2:
             # Once more what did not fit: shorter steps may wait for batches, and longer ones did not.
             if name in self._told and self._told[name].state != UNFIT:
                 continue
             # A few steps may not have waited for batches where others will.
             training.waits = 1.0 if self._plan.asked else before.waits
-            if not self._switched_on(name, switch, training) or not self._plan.measure:
-                continue
-            yield from self._regular(training)
-            after = yield from self._timed(training, unlike=before)
-            if training.ranks.any(self._told[name].state != ON):  # it has failed meanwhile
-                self._take_back(name, FAILED, "another rank could not use it")
-                continue
-            share, error = after.over(before)
-            gain = 1 - share
-            self._told[name] = replace(self._told[name], gain=gain, error=error)
-            if gain < (0.0 if training.must_help else -_SLOWER):  # certain or not: in doubt the script stays as it is
-                self._take_back(name, UNDONE, "steps took longer with it")
-                yield from self._regular(training)
-                after = yield from self._timed(training)
-                self._before *= after.seconds / before.seconds  # the same script: only the machine's pace has changed
-            else:
-                self._error = hypot(self._error, error / share)
-            before = after
-            self._after = after.seconds
-        if not self._plan.measure:
-            yield from self._regular(training)
-            after = yield from self._timed(training)
+            if self._is_fit(name, switch, training) and self._switched_on(name, training) and self._plan.measure:
+                before = yield from self._judged(name, training, before)
+        if self._plan.measure:
+            self._now_take(before)
+        else:
+            after = yield from self._settled(training)
             self._after, training.waits = after.seconds, after.waits
             if self._before:
                 share, error = after.over(before)
                 self._error = error / share
         if self._plan.tell:
             yield from self._telling(training)
+
+    def _judged(self, name: str, training: Training, before: Mean) -> Generator[int, Sequence[Step], Mean]:
+        """Keep what has been switched on, or take it back: by steps with it, without it, and with it again, each
+        against those just before. The mean of steps as they are then.
+        """
+        least = 0.0 if training.must_help else -_SLOWER  # certain or not: in doubt the script stays as it is
+        first = yield from self._settled(training, unlike=before)
+        if self._has_failed(name, training):
+            return before
+        self._switches[name].switch_off()
+        after = yield from self._settled(training)
+        shares = [first.over(before), first.over(after)]
+        if 1 - min(shares)[0] < least:
+            self._told[name] = replace(self._told[name], state=UNDONE, why=_LONGER)
+        elif self._switched_on(name, training):
+            second = yield from self._settled(training, unlike=after)
+            if self._has_failed(name, training):
+                return after
+            shares.append(second.over(after))
+            if 1 - agreed(shares)[0] < least:
+                self._take_back(name, UNDONE, _LONGER)
+                after = yield from self._settled(training)
+            else:
+                after = second
+        share, error = agreed(shares)
+        if self._told[name].state == ON:
+            self._ratio /= share
+            self._error = hypot(self._error, error / share)
+        if self._told[name].state != FAILED:
+            self._told[name] = replace(self._told[name], gain=1 - share, error=error)
+        self._now_take(after)
+        return after
+
+    def _now_take(self, after: Mean) -> None:
+        """What steps take now. The script alone would take as much more as accelerations have brought: what else has
+        changed since it was timed is the machine's pace.
+        """
+        self._after, self._before = after.seconds, self._ratio * after.seconds
+
+    def _settled(self, training: Training, unlike: Mean | None = None) -> Generator[int, Sequence[Step], Mean]:
+        """What steps take once they are regular."""
+        yield from self._regular(training)
+        return (yield from self._timed(training, unlike))
+
+    def _has_failed(self, name: str, training: Training) -> bool:
+        """Whether what was switched on has broken meanwhile, here or in another rank."""
+        if training.ranks.any(self._told[name].state != ON):
+            self._take_back(name, FAILED, _NOT_ALL)
+            return True
+        return False
 
     def _telling(self, training: Training) -> Generator[int, Sequence[Step], None]:
         """Tell what some steps took, again and again, until asked to end. The script is not asked: it would save."""
@@ -268,6 +304,8 @@ class Runner:
         waited = sum(step.waited for step in steps)
         busy = (self._loading.worked - worked) / waited if waited else 0.0
         self._busy = activity.workers_busy(workers) if workers else busy
+        if not workers and torch.get_num_threads() <= training.processors:  # else it is the script that wants too many
+            self._queued.append(activity.queued())
         return Window(tuple(steps), before, self._loading.stock())
 
     def _workers(self) -> list[Any]:
@@ -278,25 +316,32 @@ class Runner:
         if training.device.type == "cuda":
             torch.cuda.synchronize(training.device)
 
-    def _switched_on(self, name: str, switch: Switch, training: Training) -> bool:
-        kind = kind_of(name)
-        told = Acceleration(name, kind.level, UNFIT)
+    def _is_fit(self, name: str, switch: Switch, training: Training) -> bool:
+        """Whether it has something to do here; on some ranks alone it is not tried."""
         training.must_help = False
+        told = Acceleration(name, kind_of(name).level, UNFIT)
         try:
             told = replace(told, why=switch.unfit(training))
-            if not told.why:
-                told = replace(told, state=ON, why=kind.what)
-                switch.switch_on(training)
         except Exception as error:  # the run goes on without it
-            if told.state == ON:
-                with suppress(Exception):
-                    switch.switch_off()
             told = replace(told, state=FAILED, why=f"{type(error).__name__}: {error}")
+        unfit, failed = training.ranks.largest(float(bool(told.why)), float(told.state == FAILED))
+        if unfit and not told.why:
+            told = replace(told, why=_NOT_ALL)
+        self._told[name] = replace(told, state=FAILED) if failed else told
+        return not unfit
+
+    def _switched_on(self, name: str, training: Training) -> bool:
+        """Whether it is on, on all ranks."""
+        switch, told = self._switches[name], self._told[name]
+        try:
+            switch.switch_on(training)
+            told = replace(told, state=ON, why=kind_of(name).what)
+        except Exception as error:  # the run goes on without it
+            with suppress(Exception):
+                switch.switch_off()
+            told = replace(told, state=FAILED, gain=None, why=f"{type(error).__name__}: {error}")
         self._told[name] = told
-        if training.ranks.any(told.state != ON):
-            self._take_back(name, FAILED, "another rank could not use it")
-            return False
-        return True
+        return not self._has_failed(name, training)
 
     def _take_back(self, name: str, state: str, why: str) -> None:
         if self._told[name].state == ON:
@@ -332,15 +377,17 @@ class Runner:
                 memory |= {"device_peak": report.peak_bytes, "device_total": report.total_bytes}
         guard = self._forward.guard
         if guard.checked:
-            self._notes.append(
-                f"{guard.checked} losses were compared with exact ones; at most {guard.largest:.2%} apart"
-            )
+            apart = f"at most {guard.largest:.2%} apart, no more than they may by chance"
+            self._notes.append(f"{guard.checked} losses were compared with exact ones; {apart}")
+        if self._queued and (queued := fmean(self._queued)) > CROWDED:
+            why = "other programs use them, and gains may be theirs"
+            self._notes.append(f"threads waited for a processor {queued:.0%} of the time: {why}")
         if self._run:
             self._notes.append("the script ended before all accelerations were tried")
         told = [replace(one, count=self._switches[one.name].count) for one in self._told.values()]
         found = {
-            "device": training.device.type, "steps": self._seen, "before_seconds": self._before,
-            "after_seconds": self._after, "relative_error": self._error,
+            "rank": int(os.environ.get("RANK", "0")), "device": training.device.type, "steps": self._seen,
+            "before_seconds": self._before, "after_seconds": self._after, "relative_error": self._error,
             "accelerations": [asdict(one) for one in told], "notes": self._notes, "memory": memory,
         }  # fmt: skip
         unfinished = self._folder / f"speedup-{os.getpid()}.part"

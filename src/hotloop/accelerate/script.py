@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.accelerate.plan import FAST, Plan, kind_of
-from hotloop.attach.command import run_attached
+from hotloop.attach.command import NOT_ENTERED, run_attached
 from hotloop.attach.inside import Attachment
 from hotloop.core.speedup import Acceleration, Speedup
 
@@ -31,7 +31,7 @@ def run_script(
     """
     with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
-        code = run_attached(command, Attachment(_ENTRIES, name, asdict(plan)), environment, output)
+        code = run_attached(command, Attachment(_ENTRIES, name, asdict(plan)), environment, output).code
         found: list[dict[str, Any]] = [json.loads(file.read_bytes()) for file in folder.glob("speedup-*.json")]
         entered, trained = any(folder.glob("attached-*")), any(folder.glob("trains-*"))
     level = FAST if any(kind_of(each).level == FAST for each in plan.names) else "exact"
@@ -39,9 +39,13 @@ def run_script(
         note = "what was accelerated is not known: the process that trained was ended at once, by os._exit or a signal"
         return Speedup(tuple(command), level, code, notes=(note,))
     if not found:
-        why = "no training was seen" if entered else "hotloop could not enter: -I, -E, -S or an own PYTHONPATH"
+        why = "no training was seen" if entered else NOT_ENTERED
         return Speedup(tuple(command), level, code, notes=(f"nothing was accelerated: {why}",))
     longest = max(found, key=lambda one: int(one["steps"]))
+    trainings = sum(not one["rank"] for one in found)
     accelerations = tuple(Acceleration(**one) for one in longest.pop("accelerations"))
     notes = tuple(longest.pop("notes"))
+    if trainings > 1:
+        notes += (f"{trainings} processes trained: this is the one with most steps",)
+    del longest["rank"]
     return Speedup(tuple(command), level, code, accelerations=accelerations, notes=notes, **longest)

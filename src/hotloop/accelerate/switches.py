@@ -194,7 +194,9 @@ class FusedOptimizer:
 
     def unfit(self, training: Training) -> str:
         optimizer = training.optimizer
-        if optimizer is None or type(optimizer) not in _FUSED:
+        if optimizer is None:
+            return "there is no optimizer of torch's"
+        if type(optimizer) not in _FUSED:
             return f"{type(optimizer).__name__} has no fused step"
         for group in optimizer.param_groups:
             if group.get("fused"):

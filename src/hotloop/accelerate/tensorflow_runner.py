@@ -29,7 +29,7 @@ def begin(tf: Any, attachment: Attachment) -> None:
 
     def leave() -> None:
         if os.getpid() == process:
-            found = {"device": "cuda" if runner.has_gpus else "cpu", "steps": 0, "notes": runner.notes}
+            found = {"rank": 0, "device": "cuda" if runner.has_gpus else "cpu", "steps": 0, "notes": runner.notes}
             accelerations = [asdict(one) for one in runner.told]
             file = Path(attachment.folder, f"speedup-tensorflow-{process}.json")
             file.write_text(json.dumps({**found, "accelerations": accelerations}))

@@ -1,6 +1,7 @@
 """Accelerations of the way that batches take: their loading, an ImageFolder's decoding, their copies to a GPU."""
 
 import multiprocessing
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -76,6 +77,8 @@ class LoaderWorkers:
 
     def unfit(self, training: Training) -> str:
         current = self._batches.loading.current()
+        if not current and threading.current_thread() is not threading.main_thread():
+            return "batches are taken by a thread that was not known to train when it asked for them"
         if not current:
             return "no DataLoader of indexed samples gives the batches"
         if training.waits < _WAITS:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+CROWDED = 0.2
+"""Share of the time, wanted by threads, in which they got no processor, from which on figures are doubtful."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

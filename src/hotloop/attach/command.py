@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.attach.inside import INTERRUPTS, VARIABLE, Attachment
@@ -14,6 +15,8 @@ from hotloop.core.errors import InputError
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
+NOT_ENTERED = "it started no Python, or one that -I, -E, -S or a PYTHONPATH set in the command keep hotloop out of"
+"""Why nothing was seen of a command."""
 _EXAMPLE = "a program that is there, behind --, such as: -- python train.py"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _COMES_SECONDS = 1.0
@@ -21,22 +24,32 @@ _COMES_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        code: its exit code; 128 and the signal's number if a signal ended it, as shells say it.
+        signals: that came from outside.
+    """
+
+    code: int
+    signals: frozenset[int]
+
+
 def run_attached(
     command: Sequence[str], attachment: Attachment, environment: Mapping[str, str], output: int | None = None
-) -> int:
+) -> Ended:
     """Run a command to its end; its input and output are ours, and so are signals.
 
     Args:
         output: a file descriptor for what it writes to its standard output, in place of ours.
 
-    Returns:
-        its exit code; 128 and the signal's number if a signal ended it, as shells say it.
-
     Raises:
         InputError: there is no such program.
     """
     inside = attached_environment(command, attachment, environment)
-    with _interrupts(Path(attachment.folder)) as pipe, _forwarded_signals(pipe) as (children, forwarded):
+    with _interrupts(Path(attachment.folder)) as pipe, _forwarded_signals(pipe) as (children, heard):
         try:
             child = subprocess.Popen(command, env=inside, stdout=output)  # noqa: S603 - the user's own command
         except OSError as error:
@@ -45,7 +58,8 @@ def run_attached(
         code = child.wait()
     code = 128 - code if code < 0 else code
     # A script that takes SIGTERM as Ctrl-C, see hotloop.accelerate.termination, was ended by SIGTERM all the same.
-    return 128 + signal.SIGTERM if code == 128 + signal.SIGINT and signal.SIGTERM in forwarded else code
+    terminated = code == 128 + signal.SIGINT and signal.SIGTERM in heard
+    return Ended(128 + signal.SIGTERM if terminated else code, frozenset(heard))
 
 
 def attached_environment(
@@ -83,23 +97,24 @@ def _forwarded_signals(interrupts: int) -> Iterator[tuple[list["subprocess.Popen
     reaches the command by itself, being of the same group. It is not ignored here, which the command would inherit.
     """
     children: list[subprocess.Popen[bytes]] = []
-    forwarded: set[int] = set()
+    heard: set[int] = set()
 
     def forward(number: int, frame: object) -> None:
-        forwarded.add(number)
+        heard.add(number)
         for child in children:
             child.send_signal(number)
 
     def interrupt(number: int, frame: object) -> None:
+        heard.add(number)
         if not _came(interrupts, number):
             forward(number, frame)
 
-    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
-    before = {number: signal.signal(number, forward) for number in heard}
+    known = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
+    before = {number: signal.signal(number, forward) for number in known}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield children, forwarded
+        yield children, heard
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -95,10 +95,15 @@ def _planned(names: tuple[str, ...]) -> Iterator[str]:
 def _lines(found: "Speedup") -> Iterator[str]:
     """A summary for a screen."""
     yield ""
-    if found.ratio:
+    steps = f"{count(found.steps, 'step')} in all"
+    if found.ratio and found.relative_error:
         times = f"{format_seconds(found.before_seconds)} -> {format_seconds(found.after_seconds)} a step"
         ratio = f"{found.ratio:.2f} ± {found.ratio * found.relative_error:.2f}"
-        yield f"hotloop: {ratio} times as fast ({times}, {count(found.steps, 'step')} in all)"
+        yield f"hotloop: {ratio} times as fast ({times}, {steps})"
+    elif found.ratio:
+        yield f"hotloop: nothing made a step of {format_seconds(found.after_seconds)} shorter ({steps})"
+    elif found.steps:
+        yield f"hotloop: how much faster is not known: it ended before anything was timed ({steps})"
     for one in found.accelerations:
         yield f"  {one.name:<16} {_gain(one):<18} {one.why}"
     for note in found.notes:

@@ -39,7 +39,7 @@ class Speedup:
         steps: that were seen.
         before_seconds: a step as the script has it, mean; at the pace that the machine had at the end: over
             `after_seconds` it is the product of what each acceleration that stayed on has brought when it came.
-        after_seconds: a step with all that stayed on, mean.
+        after_seconds: a step with all that stayed on, mean; 0 if the script ended before any of it was timed.
         relative_error: of their ratio, by the steps' standard deviation; 0 if nothing stayed on.
         memory: bytes: "host_peak", and with a GPU "device_peak" and "device_total".
         code: the script's exit code.

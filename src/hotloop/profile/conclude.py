@@ -1,9 +1,11 @@
 """From what the processes of a script have left to its profile."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hotloop import __version__
+from hotloop.attach.activity import CROWDED
 from hotloop.core.profile import Ablation, Finding, Profile, RankProfile
 from hotloop.core.units import format_seconds
 from hotloop.profile.findings import Evidence, findings
@@ -22,8 +24,6 @@ from hotloop.profile.shares import (
 )
 from hotloop.profile.timeline import Timeline, read_trace, timeline
 
-_CROWDED = 0.2
-"""Share of the time, wanted by threads, in which they got no processor, from which on figures are doubtful."""
 _PHRASES = {
     "input": "waits for data",
     "copy": "waits for copies to the GPU",
@@ -39,7 +39,11 @@ def read_measured(folder: Path) -> list[Measured]:
     """What processes that train have left, by rank; of several of a rank the one that got furthest."""
     found = [Measured.load(file) for file in folder.glob("measured-*.json")]
     furthest = sorted(found, key=lambda one: (len(one.blocks), one.steps_seen))
-    return [one for _, one in sorted({one.rank: one for one in furthest}.items())]
+    of_ranks = [one for _, one in sorted({one.rank: one for one in furthest}.items())]
+    if len(trained := [one for one in found if one.blocks and not one.rank]) < 2:
+        return of_ranks
+    note = f"{len(trained)} processes trained: this is the one of which most was measured"
+    return [replace(one, unseen=(*one.unseen, note)) for one in of_ranks]
 
 
 def conclude(
@@ -99,7 +103,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
     watched, facts = measured.block("watched"), measured.facts
     assert watched
     fits = facts["threads"] * measured.local_world_size <= facts["processors"]
-    if fits and watched.queued > _CROWDED:
+    if fits and watched.queued > CROWDED:
         loading = measured.loader and measured.loader.workers and measured.loader.is_busy
         others = "the DataLoader's workers" if loading else "something else"
         found.append(f"threads waited for a processor {watched.queued:.0%} of the time: used by {others}")

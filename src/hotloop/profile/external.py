@@ -90,7 +90,7 @@ def record(
         inside = {**environment, "PYTHONPERFSUPPORT": "1"} if name == "perf" else environment
         settings = asdict(replace(plan, tool=name, ablate=False))
         attachment = Attachment({"torch": "hotloop.profile.watch:begin"}, folder, settings)
-        code = run_attached([*tool.command(out.absolute(), control), *command], attachment, inside)
+        code = run_attached([*tool.command(out.absolute(), control), *command], attachment, inside).code
         recorded = [Measured.load(file) for file in Path(folder).glob("measured-*.json")]
     file = out.with_suffix(tool.suffix)
     if not file.exists() or not any(one.complete for one in recorded):

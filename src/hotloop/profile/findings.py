@@ -102,6 +102,7 @@ def _input(evidence: Evidence) -> Iterator[Finding]:
         return  # the batches may have been there, and no processor to take them
     fix, gain = _input_fix(kind, evidence, loader, gain)
     outside = {"slow_transform": "image_folder" if loader.dataset == "ImageFolder" else ""}.get(kind, "loader")
+    outside = outside if loader.can_be_replaced else ""
     yield Finding(f"input.{kind}", title, f"{waits}; {why}", gain, fix, loader.line, outside)
 
 
@@ -165,7 +166,7 @@ def _epoch_start(evidence: Evidence) -> Iterator[Finding]:
         extra / sum(step.seconds for step in steps),
         "DataLoader(..., persistent_workers=True)",
         loader.line,
-        "loader",
+        "loader" if loader.can_be_replaced else "",
     )
 
 

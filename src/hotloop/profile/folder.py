@@ -21,11 +21,12 @@ def next_folder(root: Path, command: Sequence[str]) -> Path:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """A folder that is gone again if nothing came into it.
+    """A folder that is gone again, with those above it that had to be made, if nothing came into it.
 
     Raises:
         InputError: it cannot be made.
     """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -34,4 +35,5 @@ def made(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            folder.rmdir()
+            for each in missing:
+                each.rmdir()

@@ -15,7 +15,7 @@ _MOST = 0.01
 # A thread that runs Python lets others look after CPython's 5 ms, or where it calls what works without its lock: of 8
 # ms of Python one look of three saw something, and the others the first call of torch after them.
 _SWITCH_SECONDS = 0.0002
-_TORCH, _MODULE = "/torch/", "/torch/nn/modules/module.py"
+_TORCH, _MODULE, _LOADER = "/torch/", "/torch/nn/modules/module.py", "/torch/utils/data/dataloader.py"
 
 _PACKAGE = str(Path(__file__).parents[1])
 _PACKAGES = ("/site-packages/", "/dist-packages/")
@@ -52,9 +52,9 @@ class Places:
         return known
 
 
-def _is_in_model(frame: FrameType | None) -> bool:
-    """Whether what runs was called by a module."""
-    while frame and not frame.f_code.co_filename.endswith(_MODULE):
+def _is_called_by(file: str, frame: FrameType | None) -> bool:
+    """Whether what runs was called by something in this file of torch's."""
+    while frame and not frame.f_code.co_filename.endswith(file):
         frame = frame.f_back
     return frame is not None
 
@@ -66,8 +66,8 @@ def _is_own(name: str) -> bool:
 
 
 class Lines:
-    """Looks at a thread now and then from another one, and notes its line unless it is inside of torch's Python. Where
-    a look takes more than a hundredth of the time between two, it looks less often.
+    """Looks at a thread now and then from another one, and notes its line unless it is inside of torch's Python or
+    loads samples. Where a look takes more than a hundredth of the time between two, it looks less often.
 
     A context that can be entered again. Meanwhile threads change places after 0.2 ms instead of Python's 5 ms, if one
     waits.
@@ -114,9 +114,10 @@ class Lines:
         while not self._ended.wait(pause):
             frame = sys._current_frames().get(self._thread)
             self.looks += 1
-            if frame and _TORCH not in frame.f_code.co_filename and (line := script_line(frame)):
-                self._counts[line] += 1
-                self.in_models += _is_in_model(frame)
+            own = frame and _TORCH not in frame.f_code.co_filename and script_line(frame)
+            if own and not _is_called_by(_LOADER, frame):  # a data set without workers: that is input
+                self._counts[own] += 1
+                self.in_models += _is_called_by(_MODULE, frame)
             before, used = used, time.thread_time()
             pause = max(self._every, (used - before) / _MOST)
         self.seconds += time.thread_time()

@@ -42,6 +42,8 @@ class LoaderFacts:
         workers_busy: share of the time in which a worker was on a processor or waited for one, a mean over them;
             without workers, that the loading itself was.
         epoch_start_seconds: each time that an iteration began, until its first batch.
+        can_be_replaced: whether other workers can take their place while the script runs: forks, asked for by the main
+            thread.
     """
 
     line: str = ""
@@ -53,6 +55,7 @@ class LoaderFacts:
     dataset: str = ""
     workers_busy: float = 0.0
     epoch_start_seconds: tuple[float, ...] = ()
+    can_be_replaced: bool = True
 
     @property
     def is_busy(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hotloop.attach.command import run_attached
+from hotloop.attach.command import NOT_ENTERED, Ended, run_attached
 from hotloop.attach.inside import Attachment
 from hotloop.core.errors import HotloopError
 from hotloop.core.files import write_atomic
@@ -24,7 +24,9 @@ _ENTRY = "hotloop.profile.watch:begin"
 _FEWER_STEPS = "measure fewer steps: hotloop profile --steps 6 -- python train.py"
 _SIGNALS = 128
 """Exit codes beyond it are of commands that a signal has ended."""
-_INTERRUPTED = {_SIGNALS + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Who sends one wants the script's own exit code."""
+_INTERRUPTED = {_SIGNALS + number for number in _INTERRUPTS}
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,16 @@ def profile_script(
         check_tensorboard()
     with made(results), tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
-        code = run_attached(command, Attachment({"torch": _ENTRY}, name, asdict(plan)), environment, output)
+        ended = run_attached(command, Attachment({"torch": _ENTRY}, name, asdict(plan)), environment, output)
+        code = ended.code
         measured = read_measured(folder)
         enough = [one for one in measured if one.is_enough]
         if not enough and not code:
             raise _nothing_seen(command, folder, measured)
         if not enough:
-            return Outcome(code, None, _ended_early(code, measured))
-        if code not in _INTERRUPTED and any(one.left_out for one in enough):
+            return Outcome(code, None, _ended_early(ended, folder, measured))
+        interrupted = code in _INTERRUPTED or bool(ended.signals & _INTERRUPTS)
+        if not interrupted and any(one.left_out for one in enough):
             code = 0  # what was left out may have broken it; a note tells it
         profile, line, trace = conclude(enough, folder, command)
         files = {"report": str(results / "report.html"), "json": str(results / "profile.json")}
@@ -91,20 +95,19 @@ def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measu
     """Why a script that ended well has no profile."""
     what = f"{' '.join(command)}: nothing was measured"
     if not any(folder.glob("attached-*")):
-        cause = (
-            "it started no Python that hotloop could enter: -I, -E, -S or a PYTHONPATH set in the command keep it out"
-        )
-        return HotloopError(what, cause, "hotloop profile -- python train.py")
+        return HotloopError(what, NOT_ENTERED, "hotloop profile -- python train.py")
     if measured:
         return HotloopError(what, _unfinished(measured), f"let it train longer, more epochs say; or {_FEWER_STEPS}")
     cause = "no optimizer of torch's stepped in it, and nothing went backward"
     return HotloopError(what, cause, "profile the command that trains: hotloop profile -- python train.py")
 
 
-def _ended_early(code: int, measured: Sequence[Measured]) -> HotloopError:
+def _ended_early(ended: Ended, folder: Path, measured: Sequence[Measured]) -> HotloopError:
     """Why a script that failed, or was interrupted, has no profile."""
-    what = f"the command ended with code {code} before enough was measured"
-    if code > _SIGNALS:
+    what = f"the command ended with code {ended.code} before enough was measured"
+    if not any(folder.glob("attached-*")):
+        return HotloopError(what, NOT_ENTERED, "run the command by itself, and mend what ends it")
+    if ended.code > _SIGNALS or ended.signals:
         return HotloopError(what, _unfinished(measured), f"let it run until hotloop ends it; or {_FEWER_STEPS}")
     return HotloopError(what, _unfinished(measured), "run the command by itself, and mend what ends it")
 
@@ -116,4 +119,6 @@ def _unfinished(measured: Sequence[Measured]) -> str:
     failed = [note for one in measured for note in one.unseen if "Error: " in note]
     seen = max((one.steps_seen for one in measured), default=0)
     ended = f"it ended after {count(seen, 'step')}" if seen else "it ended"  # one that ends by os._exit has not counted
-    return "; ".join(failed) or f"{ended}, before warm-up, watching and tracing were over; they take 40 steps or more"
+    return (
+        "; ".join(failed) or f"{ended}, before warm-up, watching and tracing were over: some 15 s, and 40 steps or more"
+    )
