@@ -26,6 +26,10 @@ def test_it_has_the_name_of_what_trains(tmp_path: Path, command: str, name: str)
     assert next_folder(tmp_path, command.split()) == tmp_path / name
 
 
+def test_a_command_in_a_shells_words_gives_its_name_too(tmp_path: Path) -> None:
+    assert next_folder(tmp_path, ["bash", "-c", "cd here && python train.py"]) == tmp_path / "train-1"
+
+
 def test_interrupted_while_it_concludes_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Enough:
         is_enough, left_out = True, ()

@@ -45,7 +45,7 @@ class Allocator:
     def unfit(self, training: Training) -> str:
         if training.device.type != "cpu":
             return "the GPU's allocator keeps its memory by itself"
-        return "" if can_keep() else "the C library has no mallopt"
+        return "" if can_keep() else "the C library has no mallopt, or the environment sets it"
 
     def switch_on(self, training: Training) -> None:
         keep_freed(True)

@@ -3,9 +3,11 @@ again: https://man7.org/linux/man-pages/man3/mallopt.3.html
 """
 
 import ctypes
+import os
 import platform
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_THRESHOLDS = ("TRIM_THRESHOLD", "MMAP_THRESHOLD", "MMAP_MAX", "TOP_PAD")
 _USUAL_MMAP_MAX = 65536
 _MOST_ADAPTED_BYTES = 2**25
 """glibc raises its thresholds with the blocks that are freed, up to this one, until one of them is set: no call brings
@@ -19,8 +21,11 @@ KEEPING = f"MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_={_KEPT_BYTES}"
 
 
 def can_keep() -> bool:
-    """Whether the C library has such settings."""
-    return platform.libc_ver()[0] == "glibc"
+    """Whether the C library has such settings, and whoever started the process has none of their own."""
+    chosen = any(f"MALLOC_{name}_" in os.environ for name in _THRESHOLDS)
+    return (
+        platform.libc_ver()[0] == "glibc" and not chosen and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", "")
+    )
 
 
 def keep_freed(on: bool) -> None:

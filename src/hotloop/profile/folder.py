@@ -10,7 +10,8 @@ from hotloop.core.errors import InputError, cannot_write
 
 def next_folder(root: Path, command: Sequence[str]) -> Path:
     """The next free folder for a script's profile: ROOT/NAME-1, ROOT/NAME-2 and so on."""
-    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    words = [part for word in command for part in word.split()]  # a shell is given several in one
+    scripts = [Path(word).stem for word in words if word.endswith(".py")]
     modules = [module.rpartition(".")[2] for word, module in pairwise(command) if word == "-m"]
     name = [*scripts, *modules[-1:], Path(command[0]).name][0]  # the last one: torch's launcher is a module, too
     number = 1
