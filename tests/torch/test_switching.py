@@ -93,8 +93,8 @@ def test_a_trial_begins_with_its_settings(script: Callable[[Plan, Callable[[Runn
 @pytest.mark.parametrize(
     ("plan", "faster", "windows"),
     [
-        (Plan(("loader",)), 0.5, 2),
-        (Plan(("loader",)), 0.01, 6),
+        (Plan(("loader",)), 0.6, 1),
+        (Plan(("loader",)), 0.01, 2),
         (Plan(("loader",), steps=20), 0.01, 2),
         (Plan(("loader",), measure=False), 0.01, 1),
     ],
@@ -148,8 +148,8 @@ class Counted:
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-@pytest.mark.parametrize("pace", [0.5, 1.5])
-@pytest.mark.parametrize("with_it", [0.5, 1.0])
+@pytest.mark.parametrize("pace", [0.9, 1.5])
+@pytest.mark.parametrize("with_it", [0.6, 1.0])
 def test_another_pace_of_the_machine_is_no_gain(
     script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path, with_it: float, pace: float, turn: int
 ) -> None:

@@ -68,10 +68,6 @@ class Window:
     before: Stock = Stock()
     after: Stock = Stock()
 
-    def __add__(self, later: "Window") -> "Window":
-        """This one and the one that follows it."""
-        return Window(self.steps + later.steps, self.before, later.after)
-
 
 @dataclass(frozen=True)
 class Mean:
@@ -86,10 +82,6 @@ class Mean:
     error: float
     waits: float
 
-    def is_like(self, other: "Mean") -> bool:
-        """Whether they differ by less than is certain."""
-        return abs(self.seconds - other.seconds) < hypot(self.error, other.error)
-
     def over(self, other: "Mean") -> tuple[float, float]:
         """The ratio of this one to another, and its standard error."""
         ratio = self.seconds / other.seconds
@@ -101,8 +93,8 @@ def agreed(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
     others agree. What the nearest of them is away from it may be the error.
     """
     middle, error = sorted(shares)[len(shares) // 2]
-    _, nearest, *_ = sorted(abs(share - middle) for share, _ in shares)
-    return middle, max(error, nearest)
+    apart = sorted(abs(share - middle) for share, _ in shares)
+    return middle, max([error, *apart[1:2]])
 
 
 def enough(number: int, stock: Stock) -> int:

@@ -44,8 +44,8 @@ _SLOWER = 0.02
 """Share of a step from which on an acceleration that costs time is taken back."""
 _TOLD_SECONDS = 0.25
 _LONGER, _NOT_ALL = "steps took longer with it", "another rank could not use it"
-_ROUNDS = 3
-"""Windows at most in which an acceleration is timed, as long as its gain is less than it is uncertain."""
+_PLAIN = 0.5
+"""Share of a step at which one that is left needs no proof that it is not the machine's pace: that costs slow steps."""
 
 
 def begin(module: Any, attachment: Attachment) -> None:
@@ -194,16 +194,18 @@ class Runner:
         against those just before. The mean of steps as they are then.
         """
         least = 0.0 if training.must_help else -_SLOWER  # certain or not: in doubt the script stays as it is
-        first = yield from self._settled(training, unlike=before)
+        first = yield from self._settled(training)
         if self._has_failed(name, training):
             return before
-        self._switches[name].switch_off()
-        after = yield from self._settled(training)
-        shares = [first.over(before), first.over(after)]
+        shares, after = [first.over(before)], first
+        if shares[0][0] > _PLAIN:
+            self._switches[name].switch_off()
+            after = yield from self._settled(training)
+            shares.append(first.over(after))
         if 1 - min(shares)[0] < least:
             self._told[name] = replace(self._told[name], state=UNDONE, why=_LONGER)
-        elif self._switched_on(name, training):
-            second = yield from self._settled(training, unlike=after)
+        elif len(shares) > 1 and self._switched_on(name, training):
+            second = yield from self._settled(training)
             if self._has_failed(name, training):
                 return after
             shares.append(second.over(after))
@@ -227,10 +229,10 @@ class Runner:
         """
         self._after, self._before = after.seconds, self._ratio * after.seconds
 
-    def _settled(self, training: Training, unlike: Mean | None = None) -> Generator[int, Sequence[Step], Mean]:
+    def _settled(self, training: Training) -> Generator[int, Sequence[Step], Mean]:
         """What steps take once they are regular."""
         yield from self._regular(training)
-        return (yield from self._timed(training, unlike))
+        return (yield from self._timed(training))
 
     def _has_failed(self, name: str, training: Training) -> bool:
         """Whether what was switched on has broken meanwhile, here or in another rank."""
@@ -264,12 +266,8 @@ class Runner:
         else:
             yield from until_regular()
 
-    def _timed(self, training: Training, unlike: Mean | None = None) -> Generator[int, Sequence[Step], Mean]:
-        """The mean of as many steps as the plan asks for; of the slowest rank.
-
-        Args:
-            unlike: go on where the mean may still be the same as this one.
-        """
+    def _timed(self, training: Training) -> Generator[int, Sequence[Step], Mean]:
+        """The mean of as many steps as the plan asks for; of the slowest rank."""
         first = yield 2
         seconds = fmean(step.seconds for step in first)
         number = max(_FEWEST, min(_MOST, int(_SECONDS / seconds)))
@@ -279,14 +277,7 @@ class Runner:
         window = yield from self._window(training, self._plan.steps or number)
         if self._plan.steps or not self._plan.measure or training.ranks.number > 1:
             window = Window(window.steps)  # it may be too short to tell by its stock
-        mean = self._mean(training, window)
-        if unlike and not self._plan.steps:
-            for _ in range(_ROUNDS - 1):
-                if not mean.is_like(unlike):
-                    break
-                window += yield from self._window(training, number)
-                mean = self._mean(training, window)
-        return mean
+        return self._mean(training, window)
 
     def _mean(self, training: Training, window: Window) -> Mean:
         mean = mean_of(window)
