@@ -26,12 +26,11 @@ from typing import Any
 
 import torch
 import torch.distributed._symmetric_memory as symmetric
-from llama import PlainLlama, Sizes
+from llama import ByHand, Sizes
 from record import add_device
 from torch import Tensor, distributed, multiprocessing
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-from torch.nn import functional
 
 _LIMIT_SECONDS = 120
 
@@ -137,35 +136,12 @@ def peers(rank: int, size: int) -> list[int]:
     return [(rank + distance) % size for distance in range(1, size)]
 
 
-class Loop:
-    """A rank's model and its steps."""
+class Loop(ByHand):
+    """The same with ways to send."""
 
     def __init__(self, rank: int, sizes: Sizes) -> None:
-        cuda = sizes.device == "cuda"
-        self.sizes, self.device = sizes, torch.device(sizes.device, rank if cuda else 0)
-        with torch.device("meta"):
-            self.model = PlainLlama(sizes)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in self.model.blocks:
-            if cuda:
-                block.compile()
-            fully_shard(block, mp_policy=policy)
-        fully_shard(self.model, mp_policy=policy)
-        self.model.to_empty(device=self.device)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
-        width = sizes.width // sizes.heads
-        frequencies = 500_000.0 ** (-torch.arange(0, width, 2, device=self.device).float() / width)
-        angles = torch.outer(torch.arange(sizes.context, device=self.device).float(), frequencies)
-        self.turns = angles.cos(), angles.sin()
-        random = torch.Generator(self.device).manual_seed(rank)
-        shape = (1, sizes.context + 1)
-        self.tokens = torch.randint(0, sizes.vocabulary, shape, device=self.device, generator=random)
-        group = distributed.group.WORLD
-        buffers = Buffers(group, self.device)
+        super().__init__(rank, sizes)
+        buffers = Buffers(distributed.group.WORLD, self.device)
         self._pulled_weights = PulledWeights(buffers, rank, sizes.ranks)
         self._pulled_gradients = PulledGradients(buffers, rank, sizes.ranks)
         self._symmetric: Any = None
@@ -183,15 +159,6 @@ class Loop:
         for block in self.model.blocks:
             block.set_reshard_after_forward("kept" not in way, recurse=False)
 
-    def backward(self) -> None:
-        logits = self.model(self.tokens[:, :-1], *self.turns)
-        functional.cross_entropy(logits.flatten(0, 1).float(), self.tokens[:, 1:].flatten()).backward()
-
-    def step(self) -> None:
-        self.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
     def gradients(self, way: str) -> list[Tensor]:
         """Of the first block and what is outside of blocks."""
         self.use(way)
@@ -200,11 +167,6 @@ class Loop:
         found = [p.grad.to_local().clone() for name, p in named if "blocks" not in name or "blocks.0." in name]
         self.optimizer.zero_grad()
         return found
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        distributed.barrier()
 
 
 def rank_main(rank: int, sizes: Sizes, start: Start, port: int, steps: int, rounds: int) -> None:
@@ -228,7 +190,6 @@ def rank_main(rank: int, sizes: Sizes, start: Start, port: int, steps: int, roun
     loop = Loop(rank, sizes)
     for _ in range(3):
         loop.step()
-    loop.wait()
     told("compiled")
     plain, again = loop.gradients("nccl"), loop.gradients("nccl")
     told(f"gradients differ by {difference(plain, again):.1e} from time to time")
@@ -241,12 +202,7 @@ def rank_main(rank: int, sizes: Sizes, start: Start, port: int, steps: int, roun
             loop.use(way)
             loop.step()
             loop.step()
-            loop.wait()
-            started = time.perf_counter()
-            for _ in range(steps):
-                loop.step()
-            loop.wait()
-            found.append(steps * sizes.context / (time.perf_counter() - started))
+            found.append(loop.rate(steps))
             told(f"{way}: {found[-1]:.0f} tokens/s/GPU")
     if rank == 0:
         plain_rate = median(rates["nccl"])

@@ -92,54 +92,66 @@ class PlainLlama(nn.Module):
         return logits
 
 
+class ByHand:
+    """The rival on one rank: its model, divided, and its steps."""
+
+    def __init__(self, rank: int, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.device = device = torch.device(sizes.device, rank if sizes.device == "cuda" else 0)
+        with torch.device("meta"):
+            self.model = PlainLlama(sizes)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in self.model.blocks:
+            if sizes.device == "cuda":
+                block.compile()
+            fully_shard(block, mp_policy=policy)
+        fully_shard(self.model, mp_policy=policy)
+        self.model.to_empty(device=device)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        width = sizes.width // sizes.heads
+        frequencies = 500_000.0 ** (-torch.arange(0, width, 2, device=device).float() / width)
+        angles = torch.outer(torch.arange(sizes.context, device=device).float(), frequencies)
+        self._turns = angles.cos(), angles.sin()
+        self._tokens = torch.randint(0, sizes.vocabulary, (1, sizes.context + 1), device=device)
+
+    def backward(self) -> None:
+        logits = self.model(self._tokens[:, :-1], *self._turns)
+        functional.cross_entropy(logits.flatten(0, 1).float(), self._tokens[:, 1:].flatten()).backward()
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def rate(self, steps: int) -> float:
+        """Tokens/s of a GPU in so many steps."""
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self._wait()
+        return steps * self.sizes.context / (time.perf_counter() - started)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        distributed.barrier()
+
+
 def by_hand(rank: int, sizes: Sizes, port: int, file: str) -> None:
     """One rank of the rival; the first one writes tokens/s of all."""
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     os.environ |= {**address, "RANK": str(rank), "WORLD_SIZE": str(sizes.ranks)}
-    device = torch.device(sizes.device, rank if sizes.device == "cuda" else 0)
     if sizes.device == "cuda":
         torch.cuda.set_device(rank)
     distributed.init_process_group("nccl" if sizes.device == "cuda" else "gloo")
-    with torch.device("meta"):
-        model = PlainLlama(sizes)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for block in model.blocks:
-        if sizes.device == "cuda":
-            block.compile()
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
-    model.to_empty(device=device)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    width = sizes.width // sizes.heads
-    frequencies = 500_000.0 ** (-torch.arange(0, width, 2, device=device).float() / width)
-    angles = torch.outer(torch.arange(sizes.context, device=device).float(), frequencies)
-    cos, sin = angles.cos(), angles.sin()
-    tokens = torch.randint(0, sizes.vocabulary, (1, sizes.context + 1), device=device)
-
-    def step() -> None:
-        logits = model(tokens[:, :-1], cos, sin)
-        functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def wait() -> None:
-        if sizes.device == "cuda":
-            torch.cuda.synchronize()
-        distributed.barrier()
-
+    loop = ByHand(rank, sizes)
     for _ in range(sizes.warm):
-        step()
-    rates = []
-    for _ in range(sizes.windows):
-        wait()
-        started = time.perf_counter()
-        for _ in range(sizes.steps):
-            step()
-        wait()
-        rates.append(sizes.steps * sizes.ranks * sizes.context / (time.perf_counter() - started))
+        loop.step()
+    rates = [sizes.ranks * loop.rate(sizes.steps) for _ in range(sizes.windows)]
     if rank == 0:
         Path(file).write_text(json.dumps(rates))
     distributed.destroy_process_group()

@@ -99,7 +99,7 @@ def test_a_trial_begins_with_its_settings(script: Callable[[Plan, Callable[[Runn
         (Plan(("loader",), measure=False), 0.01, 1),
     ],
 )
-def test_a_gain_that_is_not_certain_is_timed_again(
+def test_a_gain_is_timed_once_more_unless_it_halves_a_step(
     script: Callable[[Plan, Callable[[Runner], Step]], Script], plan: Plan, faster: float, windows: int
 ) -> None:
     """Steps of 1.0 and 1.4 s by turns."""

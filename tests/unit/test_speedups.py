@@ -24,7 +24,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *left: dict[str, Any]) -> Speedup:
     def run(command: Any, attachment: Attachment, *_: Any) -> Ended:
         for number, one in enumerate(left):
             (Path(attachment.folder) / f"speedup-{number}.json").write_text(json.dumps({**LEFT, **one}))
-        return Ended(0, frozenset())
+        return Ended(0, frozenset(), entered=True)
 
     monkeypatch.setattr(script, "run_attached", run)
     return script.run_script(["train"], Plan(()), os.environ)

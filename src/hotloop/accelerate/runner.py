@@ -179,7 +179,7 @@ class Runner:
             if self._is_fit(name, switch, training) and self._switched_on(name, training) and self._plan.measure:
                 before = yield from self._judged(name, training, before)
         if self._plan.measure:
-            self._now_take(before)
+            self._set_step_times(before)
         else:
             after = yield from self._settled(training)
             self._after, training.waits = after.seconds, after.waits
@@ -220,10 +220,10 @@ class Runner:
             self._error = hypot(self._error, error / share)
         if self._told[name].state != FAILED:
             self._told[name] = replace(self._told[name], gain=1 - share, error=error)
-        self._now_take(after)
+        self._set_step_times(after)
         return after
 
-    def _now_take(self, after: Mean) -> None:
+    def _set_step_times(self, after: Mean) -> None:
         """What steps take now. The script alone would take as much more as accelerations have brought: what else has
         changed since it was timed is the machine's pace.
         """

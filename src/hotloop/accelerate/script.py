@@ -31,16 +31,16 @@ def run_script(
     """
     with tempfile.TemporaryDirectory(prefix="hotloop-") as name:
         folder = Path(name)
-        code = run_attached(command, Attachment(_ENTRIES, name, asdict(plan)), environment, output).code
+        ended = run_attached(command, Attachment(_ENTRIES, name, asdict(plan)), environment, output)
         found: list[dict[str, Any]] = [json.loads(file.read_bytes()) for file in folder.glob("speedup-*.json")]
-        entered, trained = any(folder.glob("attached-*")), any(folder.glob("trains-*"))
+        trained = any(folder.glob("trains-*"))
     level = FAST if any(kind_of(each).level == FAST for each in plan.names) else "exact"
     if not found and trained:
         note = "what was accelerated is not known: the process that trained was ended at once, by os._exit or a signal"
-        return Speedup(tuple(command), level, code, notes=(note,))
+        return Speedup(tuple(command), level, ended.code, notes=(note,))
     if not found:
-        why = "no training was seen" if entered else NOT_ENTERED
-        return Speedup(tuple(command), level, code, notes=(f"nothing was accelerated: {why}",))
+        why = "no training was seen" if ended.entered else NOT_ENTERED
+        return Speedup(tuple(command), level, ended.code, notes=(f"nothing was accelerated: {why}",))
     longest = max(found, key=lambda one: int(one["steps"]))
     trainings = sum(not one["rank"] for one in found)
     accelerations = tuple(Acceleration(**one) for one in longest.pop("accelerations"))
@@ -48,4 +48,4 @@ def run_script(
     if trainings > 1:
         notes += (f"{trainings} processes trained: this is the one with most steps",)
     del longest["rank"]
-    return Speedup(tuple(command), level, code, accelerations=accelerations, notes=notes, **longest)
+    return Speedup(tuple(command), level, ended.code, accelerations=accelerations, notes=notes, **longest)

@@ -31,10 +31,12 @@ class Ended:
     Attributes:
         code: its exit code; 128 and the signal's number if a signal ended it, as shells say it.
         signals: that came from outside.
+        entered: whether a Python that hotloop could enter was started in it.
     """
 
     code: int
     signals: frozenset[int]
+    entered: bool
 
 
 def run_attached(
@@ -59,7 +61,8 @@ def run_attached(
     code = 128 - code if code < 0 else code
     # A script that takes SIGTERM as Ctrl-C, see hotloop.accelerate.termination, was ended by SIGTERM all the same.
     terminated = code == 128 + signal.SIGINT and signal.SIGTERM in heard
-    return Ended(128 + signal.SIGTERM if terminated else code, frozenset(heard))
+    entered = any(Path(attachment.folder).glob("attached-*"))
+    return Ended(128 + signal.SIGTERM if terminated else code, frozenset(heard), entered)
 
 
 def attached_environment(

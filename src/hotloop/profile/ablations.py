@@ -105,7 +105,7 @@ class Ablations:
     def _of_samples(self, iterator: Any) -> Any:
         """An iterator like one with workers, of some samples of its data set; None if such a one cannot be made."""
         try:
-            if (iterator._workers[0]._start_method or get_start_method()) != "fork":  # they take seconds to start
+            if not are_forked(iterator):  # they take seconds to start
                 return None
             samples = [iterator._dataset[index] for index in range(_KEPT)]
             batch = [number % _KEPT for number in range(iterator._index_sampler.batch_size)]
@@ -296,3 +296,10 @@ def _same_containers(batch: Any) -> Any:
     if type(batch) in (list, tuple):
         return type(batch)(_same_containers(value) for value in batch)
     return batch
+
+
+def are_forked(iterator: Any) -> bool:
+    """Whether a loader's workers are, or would be, started by a fork."""
+    workers = getattr(iterator, "_workers", ())
+    asked = workers[0]._start_method if workers else None
+    return (asked or get_start_method(allow_none=True) or "fork") == "fork"

@@ -68,9 +68,9 @@ def profile_script(
         measured = read_measured(folder)
         enough = [one for one in measured if one.is_enough]
         if not enough and not code:
-            raise _nothing_seen(command, folder, measured)
+            raise _nothing_seen(command, ended, measured)
         if not enough:
-            return Outcome(code, None, _ended_early(ended, folder, measured))
+            return Outcome(code, None, _ended_early(ended, measured))
         interrupted = code in _INTERRUPTED or bool(ended.signals & _INTERRUPTS)
         if not interrupted and any(one.left_out for one in enough):
             code = 0  # what was left out may have broken it; a note tells it
@@ -91,10 +91,10 @@ def profile_script(
     return Outcome(code, profile)
 
 
-def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measured]) -> HotloopError:
+def _nothing_seen(command: Sequence[str], ended: Ended, measured: Sequence[Measured]) -> HotloopError:
     """Why a script that ended well has no profile."""
     what = f"{' '.join(command)}: nothing was measured"
-    if not any(folder.glob("attached-*")):
+    if not ended.entered:
         return HotloopError(what, NOT_ENTERED, "hotloop profile -- python train.py")
     if measured:
         return HotloopError(what, _unfinished(measured), f"let it train longer, more epochs say; or {_FEWER_STEPS}")
@@ -102,10 +102,10 @@ def _nothing_seen(command: Sequence[str], folder: Path, measured: Sequence[Measu
     return HotloopError(what, cause, "profile the command that trains: hotloop profile -- python train.py")
 
 
-def _ended_early(ended: Ended, folder: Path, measured: Sequence[Measured]) -> HotloopError:
+def _ended_early(ended: Ended, measured: Sequence[Measured]) -> HotloopError:
     """Why a script that failed, or was interrupted, has no profile."""
     what = f"the command ended with code {ended.code} before enough was measured"
-    if not any(folder.glob("attached-*")):
+    if not ended.entered:
         return HotloopError(what, NOT_ENTERED, "run the command by itself, and mend what ends it")
     if ended.code > _SIGNALS or ended.signals:
         return HotloopError(what, _unfinished(measured), f"let it run until hotloop ends it; or {_FEWER_STEPS}")

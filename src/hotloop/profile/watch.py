@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
-from multiprocessing import get_start_method
 from pathlib import Path
 from statistics import mean
 from typing import Any, NoReturn
@@ -21,7 +20,7 @@ from hotloop.attach.inside import Attachment, tell
 from hotloop.attach.live import PublishedScript
 from hotloop.attach.malloc import can_keep
 from hotloop.attach.steps import StepFinder, until_regular
-from hotloop.profile.ablations import Ablations
+from hotloop.profile.ablations import Ablations, are_forked
 from hotloop.profile.cupti import detach_after_tracing
 from hotloop.profile.facts import allocator_counts, script_facts
 from hotloop.profile.hooks import Hooks, unnamed
@@ -400,7 +399,7 @@ class Watch:
             dataset=type(iterator._dataset).__name__,
             workers_busy=activity.workers_busy(workers) if workers else busy,
             epoch_start_seconds=tuple(second for second in self._hooks.epoch_starts if second > 0),
-            can_be_replaced=_are_forked(iterator) and threading.current_thread() is threading.main_thread(),
+            can_be_replaced=are_forked(iterator) and threading.current_thread() is threading.main_thread(),
         )
 
     def _end(self) -> None:
@@ -443,13 +442,6 @@ class Watch:
             unseen.append("waiting for data is not seen: no DataLoader gave batches to the thread that trains")
         with suppress(OSError):  # the folder has gone with the one that waited for it
             replace(self._measured, unseen=tuple(unseen)).save(self._folder)
-
-
-def _are_forked(iterator: Any) -> bool:
-    """Whether a loader's workers are, or would be, started by a fork."""
-    workers = getattr(iterator, "_workers", ())
-    asked = workers[0]._start_method if workers else None
-    return (asked or get_start_method(allow_none=True) or "fork") == "fork"
 
 
 def _exit() -> NoReturn:
