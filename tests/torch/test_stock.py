@@ -106,13 +106,6 @@ def test_half_of_a_windows_batches_are_made_in_it(number: int, ready: int, worke
     assert steps < max(number, 2 * ready) + max(1, workers)
 
 
-def test_windows_that_follow_each_other_are_one() -> None:
-    first, later = window(2, 4, 3.0, 1.0, 500, 0), window(2, 4, 3.0, 1.0, 500, 16)
-    both = first + later
-    assert (both.before, both.after) == (first.before, later.after)
-    assert both.steps == first.steps + later.steps
-
-
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_stock_of_a_loader_is_counted(ours: bool) -> None:
     loading = Loading(pytest.fail)
