@@ -577,13 +577,14 @@ def test_weights_that_are_not_finite_are_found() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("tokens", [100, 6000])
+@pytest.mark.parametrize(("tokens", "held_in"), [(100, torch.float32), (6000, torch.float32), (100, torch.bfloat16)])
 def test_linear_cross_entropy_on_the_card_is_the_plain_one(
-    tokens: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    tokens: int, held_in: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Weights in 16 bits have it in one piece."""
     monkeypatch.setattr("hotloop.tasks.cross_entropy.CHUNK_BYTES", 2000 * 1024 * 2)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(tokens, 64, device="cuda"), torch.randn(1024, 64, device="cuda") / 8
+    hidden, weight = torch.randn(tokens, 64, device="cuda"), (torch.randn(1024, 64, device="cuda") / 8).to(held_in)
     targets = torch.randint(0, 1024, (tokens,), device="cuda")
     targets[1::7] = -100
     exact = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
@@ -606,9 +607,9 @@ def test_linear_cross_entropy_holds_the_gradient_of_the_weight_once(monkeypatch:
     hidden = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(vocabulary, width, device="cuda", dtype=torch.bfloat16)
     targets = torch.randint(0, vocabulary, (tokens,), device="cuda")
-    torch.ops.hotloop.linear_cross_entropy(hidden, weight, targets)  # cuBLAS takes its workspace, which stays
+    torch.ops.hotloop.linear_cross_entropy(hidden, weight, targets, False)  # cuBLAS takes its workspace, which stays
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    torch.ops.hotloop.linear_cross_entropy(hidden, weight, targets)
+    torch.ops.hotloop.linear_cross_entropy(hidden, weight, targets, False)
     gradient = vocabulary * width * 4
     assert torch.cuda.max_memory_allocated() - before < 1.1 * (gradient + chunk + hidden.nbytes)

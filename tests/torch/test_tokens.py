@@ -130,6 +130,25 @@ def test_linear_cross_entropy_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPa
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*gradients, strict=True))
 
 
+@pytest.mark.parametrize("tokens", [64, 65])
+def test_weights_in_16_bits_have_gradients_in_16_bits(tokens: int) -> None:
+    """As divided weights are gathered; of up to twice as many tokens as the width, from all logits at once."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(tokens, 32), torch.randn(80, 32) / 4
+    targets = torch.randint(0, 80, (tokens,))
+    targets[::5] = -100
+    own = [tensor.bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in own]
+    loss = linear_cross_entropy(own[0], own[1], targets)
+    expected = functional.cross_entropy(exact[0] @ exact[1].T, targets)
+    (loss / 3).backward()
+    (expected / 3).backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
+    for mine, theirs in zip(own, exact, strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        assert ((mine.grad - theirs.grad).norm() / theirs.grad.norm()).item() < 1e-2
+
+
 def test_huge_logits_give_a_finite_loss() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0], [float("-inf"), 0.0, 0.0]])
     losses = into_gradient(logits, torch.tensor([0, 1]))

@@ -20,7 +20,8 @@ def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor
     """Mean cross entropy of `hidden @ weight.T` against targets, a float32 scalar; negative targets do not count.
 
     With gradients, the logits are turned into their own gradient in place, so that of four tensors of the size (N, V)
-    that the plain way takes, two of them float32, one remains. Its sums are float32 whatever the product's format is.
+    that the plain way takes, two of them float32, one remains. Its sums are float32 whatever the product's format is,
+    but for the gradient of 16-bit weights where no sum goes over several pieces: the product adds up in float32 itself.
     fp16 takes the plain way: unscaled sums over all tokens would overflow it.
     """
     dtype = computed_in(hidden_ND)
@@ -45,7 +46,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            arguments = hidden_ND.to(dtype), weight_VD.to(dtype), targets_N
+            arguments = hidden_ND.to(dtype), weight_VD.to(dtype), targets_N, _in_one_piece(hidden_ND, weight_VD)
             losses_N, *gradients = torch.ops.hotloop.linear_cross_entropy(*arguments)
         counted = (targets_N >= 0).sum()
         ctx.save_for_backward(*gradients, counted)
@@ -60,12 +61,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (hidden * scale).to(ctx.dtypes[0]), (weight * scale).to(ctx.dtypes[1]), None, None
 
 
+def _in_one_piece(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
+    """Whether all logits are held: they take less than a gradient of 16-bit weights in float32, which pieces need."""
+    return weight_VD.dtype == torch.bfloat16 and len(hidden_ND) <= 2 * weight_VD.shape[1]
+
+
 # One operator, as torch.compile can not see into all of it: addmm with out_dtype has no shape rule in torch 2.11.
 @torch.library.custom_op("hotloop::linear_cross_entropy", mutates_args=())
-def _with_gradients(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row's cross entropy, 0 where it does not count, and the gradients of their sum: of hidden, and of the weight
-    in float32.
+def _with_gradients(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, whole: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row's cross entropy, 0 where it does not count, and the gradients of their sum: of hidden, and of the
+    weight, in float32 unless it is done as a whole.
     """
+    if whole:
+        logits_NV = hidden_ND @ weight_VD.T
+        return into_gradient(logits_NV, targets_N), logits_NV @ weight_VD, logits_NV.T @ hidden_ND
     rows = max(1, CHUNK_BYTES // (weight_VD.shape[0] * weight_VD.element_size()))
     losses_N = torch.empty(len(hidden_ND), device=hidden_ND.device)
     hidden_gradient = torch.empty_like(hidden_ND)
@@ -82,9 +93,9 @@ def _with_gradients(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> 
 
 
 @_with_gradients.register_fake
-def _(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
     losses_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
-    return losses_N, torch.empty_like(hidden_ND), torch.empty_like(weight_VD, dtype=torch.float32)
+    return losses_N, torch.empty_like(hidden_ND), torch.empty_like(weight_VD, dtype=None if whole else torch.float32)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

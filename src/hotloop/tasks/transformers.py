@@ -156,6 +156,15 @@ def _norm(shape: Shape) -> nn.Module:
     return _RMSNorm(shape.width, eps=1e-5) if shape.llama else nn.LayerNorm(shape.width)
 
 
+class _Head(nn.Linear):
+    """The output layer: logits (B, T, V); with targets, their mean cross entropy."""
+
+    def forward(self, x_BTD: Tensor, targets: Tensor | None = None) -> Tensor:
+        if targets is None:
+            return super().forward(x_BTD)
+        return linear_cross_entropy(x_BTD.flatten(0, 1), self.weight, targets.flatten())
+
+
 class Decoder(nn.Module):
     """A language model.
 
@@ -171,7 +180,7 @@ class Decoder(nn.Module):
         self.positions = None if shape.llama else undrawn(nn.Embedding, context, shape.width)
         self.blocks = nn.ModuleList(Block(shape, context) for _ in range(shape.layers))
         self.norm = _norm(shape)
-        self.head = undrawn(nn.Linear, shape.width, vocabulary, bias=False)
+        self.head = undrawn(_Head, shape.width, vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.embedding.weight
         self._draw_weights(shape)
@@ -210,6 +219,11 @@ class Decoder(nn.Module):
         else:
             team.divide_output(self.head)
 
+    @property
+    def gathered_apart(self) -> tuple[nn.Module, ...]:
+        """See `hotloop.train.blocks.gathered_apart`."""
+        return () if self._shape.tied or self._team else (self.embedding, self.head)
+
     def forward(self, tokens_BT: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (B, T, V); with targets, their mean cross entropy, without holding all logits in float32."""
         team, tokens = self._team, tokens_BT.shape[1]
@@ -224,10 +238,8 @@ class Decoder(nn.Module):
         x_BTD = self.norm(x_BTD)
         if team:
             return self._ends_in(team, x_BTD, targets)
-        if targets is not None:
-            return linear_cross_entropy(x_BTD.flatten(0, 1), self.head.weight, targets.flatten())
-        logits_BTV: Tensor = self.head(x_BTD)
-        return logits_BTV
+        result: Tensor = self.head(x_BTD, targets)
+        return result
 
     def _ends_in(self, team: Team, x_BTD: Tensor, targets: Tensor | None) -> Tensor:
         """What `forward` does with this rank's part of the tokens."""

@@ -34,6 +34,16 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return max(repeated, key=lambda blocks: sum(_weights(block) for block in blocks), default=[])
 
 
+def gathered_apart(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Layers before and after the blocks, with weights that nothing but their own forward pass uses; a model names them
+    by an attribute of this name. Ranks that divide weights gather each when its turn comes, and send its gradients as
+    soon as it has them. What else is outside of blocks is gathered before the forward pass and sent after the backward
+    pass, while nothing computes.
+    """
+    found: tuple[nn.Module, ...] = tuple(getattr(model, "gathered_apart", ()))
+    return found
+
+
 _FEWEST_ALIKE = 6
 
 

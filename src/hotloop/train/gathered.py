@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hotloop.core.units import format_bytes
+from hotloop.train.blocks import gathered_apart
 
 ROOM = 0.85
 """Share of a GPU's memory that may be taken with them: batches differ, and a divided training does not recover."""
@@ -45,8 +46,9 @@ class Gathered:
         memory: Callable[[torch.device], tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
         # By the name that `fully_shard` gives: what `replicate` makes is an FSDPModule, too, and divides nothing.
-        parts = [part for part in model.modules() if type(part).__name__.startswith("FSDP") and part is not model]
-        self._blocks = [part for part in parts if isinstance(part, FSDPModule)]
+        parts = [part for part in model.modules() if type(part).__name__.startswith("FSDP")]
+        others = (model, *gathered_apart(model))
+        self._blocks = [part for part in parts if isinstance(part, FSDPModule) and part not in others]
         self._notify, self._memory = notify, memory or gpu_memory
         has_memory = memory is not None or next(model.parameters()).is_cuda
         self._left = _AFTER if self._blocks and has_memory else 0

@@ -9,13 +9,16 @@ from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import Job
 from hotloop.train.communication import Communication
+from hotloop.train.early_update import EarlyUpdate
 from hotloop.train.gathered import Gathered
 from hotloop.train.pieces import no_room
 from hotloop.train.sharded import Types, divide, is_sharded, mesh_of
+from hotloop.train.step_settings import StepSettings
 from hotloop.train.world import DIVIDED, TENSOR, World
 
 _CAUTIOUS_WINDOWS = 2
@@ -39,10 +42,10 @@ class Ranks:
     shapes need, and gradients are averaged while backward runs. Windows stay cautious while weights get no gradient.
 
     Args:
-        recover: whether a window is repeated when memory runs out; without, no window is cautious. Where ranks talk in
-            the forward pass (SyncBatchNorm) or backward is fixed (`static_graph`), none is either.
-        compress: gradients travel as bfloat16.
+        settings: without `recover` no window is cautious. Where ranks talk in the forward pass (SyncBatchNorm) or
+            backward is fixed (`static_graph`), none is either.
         notify: told, in a line, that blocks of divided weights keep what they have gathered.
+        optimizer: that may update divided weights while backward computes; None: only after it.
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
@@ -50,7 +53,9 @@ class Ranks:
         communication: how long windows wait for messages, where the model itself is a `DistributedDataParallel`.
     """
 
-    def __init__(self, model: nn.Module, recover: bool, compress: bool, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, model: nn.Module, settings: StepSettings, notify: Callable[[str], None], optimizer: Optimizer | None
+    ) -> None:  # fmt: skip
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         self._ddp = found[0] if len(found) == 1 else None
         group = self._ddp.process_group if self._ddp else None
@@ -58,13 +63,18 @@ class Ranks:
         self.communication = Communication(next(model.parameters()).device)
         self._times = self.several and self._ddp is model
         talks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-        self._recover = recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
+        self._recover = (
+            settings.recover and self.several and self._ddp is not None and not self._ddp.static_graph and not talks
+        )
         own = isinstance(self._ddp, Copies) and keeps_statistics_alone(self._ddp)
         self._normalising = [module for module in model.modules() if isinstance(module, _BatchNorm)] if own else []
-        self._compress = compress
-        if self._ddp and compress:
+        self._compress = settings.compress
+        if self._ddp and self._compress:
             self._ddp.register_comm_hook(group, bf16_compress_hook)
         self._gathered = Gathered(model, notify)
+        at_once = settings.clip_norm or settings.precision == "fp16"
+        may = self.several and not at_once  # one alone may repeat a window, whose weights must not have changed
+        self._early = EarlyUpdate(model, optimizer if may else None)
         self.apart = False
         self._left = _CAUTIOUS_WINDOWS
         self._agreed = False
@@ -151,7 +161,7 @@ class Ranks:
         if self._ddp and self._normalising and not self._shares_buffers:
             self._ddp.require_forward_param_sync = False
         if self._ddp is None or self._ddp.static_graph or averages:
-            with self.communication.buffers_of(self._ddp):
+            with self.communication.buffers_of(self._ddp), self._early.backward(last):
                 yield
             if self._ddp and averages and not self._ddp.static_graph:
                 self._check_averaged(self._ddp)

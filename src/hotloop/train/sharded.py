@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from hotloop.core.errors import InputError
-from hotloop.train.blocks import repeated_blocks
+from hotloop.train.blocks import gathered_apart, repeated_blocks
 from hotloop.train.checkpoint.parts import StoredTensor, place_of, read_whole
 from hotloop.train.world import World
 
@@ -73,6 +73,11 @@ def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
+    for layer in gathered_apart(model):
+        is_first = isinstance(layer, nn.Embedding)
+        divided = fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=is_first)
+        if is_first:  # no gradient of it depends on its weights
+            divided.set_unshard_in_backward(False)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 

@@ -105,7 +105,7 @@ class Step:
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
         self._pieces = Pieces()
-        self._ranks = Ranks(model, settings.recover, settings.compress, notify)
+        self._ranks = Ranks(model, settings, notify, None if captures else optimizer)
         self.communication = self._ranks.communication
         self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)

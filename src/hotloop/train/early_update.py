@@ -1,0 +1,94 @@
+"""Divided weights that are updated while backward still computes: each block's as soon as its gradients have come.
+
+FSDP2 calls a weight's hooks on the stream on which its gradient arrives, so that the update takes its time beside the
+blocks before it. A rank never holds all gradients, and no weight is read before the next forward pass gathers it, which
+waits for that stream.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import optimizer as optimizers
+
+from hotloop.core.errors import HotloopError
+from hotloop.train.gathered import own_weights
+
+_WATCHED = 2
+"""Windows in which it is only seen whether the gradients of each weight come once; what compiles does it in these."""
+_KINDS = (Adam, AdamW, SGD)
+"""That change each weight by nothing but its own gradient."""
+
+
+class EarlyUpdate:
+    """The updates of a model's divided weights; of any other model it leaves all to the step.
+
+    Args:
+        optimizer: over the model's weights. Hooks of it would be called for each block, and keep it from this. None: it
+            has to have all gradients at once.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        self._left = _WATCHED
+        self._windows_end = self._hindered = False
+        self._came: set[Tensor] = set()
+        self._updated: set[Tensor] = set()
+        self._group_of: dict[Tensor, list[Tensor]] = {}
+        if optimizer is None or type(optimizer) not in _KINDS:
+            return
+        self._optimizer = optimizer
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                weights: list[Tensor] = [weight for weight in own_weights(part) if weight.requires_grad]
+                self._group_of |= dict.fromkeys(weights, weights)
+        for weight in self._group_of:
+            weight.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Run a backward pass inside; of a window's last one gradients are complete when they come."""
+        self._windows_end = last
+        self._came.clear()
+        self._updated.clear()
+        yield
+        self._windows_end = False
+        if last and self._left:
+            self._left -= 1
+
+    def _arrived(self, weight: Tensor) -> None:
+        if weight in self._updated:
+            raise HotloopError(
+                "gradients of a block have come twice in one step",
+                "in the steps before they came once, and its weights have changed since",
+                "let the loss have one backward pass in each step, or --set parallel=ddp",
+            )
+        if not self._windows_end or self._hindered:
+            return
+        self._hindered = weight in self._came or _has_hooks(self._optimizer)
+        self._came.add(weight)
+        group = self._group_of[weight]
+        if not self._left and not self._hindered and self._came.issuperset(group):
+            self._update(group)
+
+    def _update(self, weights: list[Tensor]) -> None:
+        """Of these alone; what others have stays for the end of the window."""
+        all_groups, own = self._optimizer.param_groups, set(weights)
+        self._optimizer.param_groups = [
+            {**group, "params": found}
+            for group in all_groups
+            if (found := [weight for weight in group["params"] if weight in own])
+        ]
+        try:
+            self._optimizer.step()
+        finally:
+            self._optimizer.param_groups = all_groups
+        for weight in weights:
+            weight.grad = None
+        self._updated |= own
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or optimizers._global_optimizer_pre_hooks or optimizers._global_optimizer_post_hooks)

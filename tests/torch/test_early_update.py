@@ -1,0 +1,151 @@
+"""Divided weights that are updated while backward still computes."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hotloop.core.errors import HotloopError
+from hotloop.train.early_update import EarlyUpdate
+
+WINDOWS = 5
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Net(nn.Module):
+    """Blocks, and a layer outside of them; some may be left out, or run twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+        self.order = [0, 1, 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in self.order:
+            x = self.blocks[number](x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def divided() -> Net:
+    model = Net()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
+class Training:
+    """Windows of two batches, and how many weights are left for their ends."""
+
+    def __init__(self, model: Net, optimizer: Optimizer, early: bool = True) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.early = EarlyUpdate(model, optimizer) if early else None
+        self._chance = torch.Generator().manual_seed(1)
+
+    def window(self, passes: int = 1) -> int:
+        for last in (False, True):
+            with self.early.backward(last) if self.early else nullcontext():
+                for _ in range(passes):
+                    self.model(torch.rand(4, 8, generator=self._chance)).square().mean().backward()
+        left = sum(weight.grad is not None for weight in self.model.parameters())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return left
+
+    def weights(self) -> list[Tensor]:
+        values = self.model.state_dict().values()
+        return [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    groups = [
+        {"params": [weight for weight in model.parameters() if (weight.ndim > 1) is matrix]} for matrix in (True, False)
+    ]
+    return torch.optim.AdamW([groups[0], {**groups[1], "weight_decay": 0.0}], lr=0.1)
+
+
+def trained(early: bool, orders: dict[int, list[int]] | None = None) -> tuple[list[Tensor], list[int]]:
+    model = divided()
+    training, left = Training(model, adamw(model), early), []
+    for window in range(WINDOWS):
+        model.order = (orders or {}).get(window, model.order)
+        left.append(training.window())
+    return training.weights(), left
+
+
+def test_they_learn_the_same_and_nothing_is_left_for_the_end() -> None:
+    (found, left), (expected, _) = trained(True), trained(False)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert left == [8, 8, 0, 0, 0], "in the first windows it is only seen that gradients come once"
+
+
+def test_a_block_that_is_left_out_is_not_updated() -> None:
+    orders = {3: [0, 2], 4: [0, 1, 2]}
+    (found, left), (expected, _) = trained(True, orders), trained(False, orders)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert left[2:] == [0, 0, 0]
+
+
+def test_a_block_that_runs_twice_is_updated_once() -> None:
+    orders = {2: [0, 1, 1, 2]}
+    (found, left), (expected, _) = trained(True, orders), trained(False, orders)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert left[2:] == [0, 0, 0]
+
+
+def test_gradients_that_come_twice_in_a_step_are_left_for_its_end() -> None:
+    """As of a loss that has a part of it worked out by itself."""
+    model, other = divided(), divided()
+    training, plain = Training(model, adamw(model)), Training(other, adamw(other), early=False)
+    assert [training.window(passes=2) for _ in range(WINDOWS)] == [8] * WINDOWS
+    assert [plain.window(passes=2) for _ in range(WINDOWS)] == [8] * WINDOWS
+    assert all(torch.equal(one, other) for one, other in zip(training.weights(), plain.weights(), strict=True))
+
+
+def test_gradients_that_begin_to_come_twice_are_an_error_not_another_update() -> None:
+    model = divided()
+    training = Training(model, adamw(model))
+    assert [training.window() for _ in range(3)] == [8, 8, 0]
+    with pytest.raises(HotloopError, match="have come twice in one step"):
+        training.window(passes=2)
+
+
+def test_what_is_called_at_each_step_of_the_optimizer_is_called_once() -> None:
+    model = divided()
+    training, calls = Training(model, adamw(model)), list[int]()
+    handle = register_optimizer_step_post_hook(lambda optimizer, arguments, named: calls.append(1))
+    try:
+        assert [training.window() for _ in range(WINDOWS)] == [8] * WINDOWS
+    finally:
+        handle.remove()
+    assert len(calls) == WINDOWS
+
+
+def test_an_optimizer_that_may_look_at_all_weights_has_all_gradients() -> None:
+    class Own(torch.optim.SGD):
+        """A class of the user's."""
+
+    model = divided()
+    training = Training(model, Own(model.parameters(), lr=0.1))
+    assert [training.window() for _ in range(WINDOWS)] == [8] * WINDOWS
+
+
+def test_a_model_that_is_not_divided_is_left_alone() -> None:
+    model = Net()
+    training = Training(model, adamw(model))
+    assert [training.window() for _ in range(WINDOWS)] == [8] * WINDOWS
