@@ -202,6 +202,17 @@ class Stuck(Regression):
         return outputs
 
 
+class NanOnSecond(Regression):
+    """On the second rank the loss of the third step is NaN."""
+
+    steps = 0
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        self.steps += outputs.requires_grad
+        found = super().loss(outputs, batch)
+        return found * float("nan") if self.steps == 3 and os.environ.get("RANK") == "1" else found
+
+
 class SlowLine(Line):
     """On the second rank a sample takes 20 ms to read."""
 

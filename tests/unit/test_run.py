@@ -59,6 +59,18 @@ def test_a_place_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
     assert "run.dir" in caught.value.fix
 
 
+@pytest.mark.parametrize("left", ["starts.jsonl", ".writable", ".lock", ".machine.json.123.tmp", ".starts.jsonl.7.tmp"])
+def test_a_start_that_was_killed_at_once_is_made_again(tmp_path: Path, left: str) -> None:
+    place = tmp_path / "mine"
+    run = open_run(job(tmp_path, dir=str(place)), NOW)
+    (place / left).write_text("")
+    assert not run.exists
+    assert open_run(job(tmp_path, dir=str(place)), NOW).directory == place
+    (place / "job.toml").write_text("a user's own")
+    with pytest.raises(InputError, match="is not empty and no run"):
+        open_run(job(tmp_path, dir=str(place)), NOW)
+
+
 def test_a_run_is_held_by_one_process_and_its_status_shows_it(tmp_path: Path) -> None:
     run = written(tmp_path, [])
     assert run.status() == "interrupted"

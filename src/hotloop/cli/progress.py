@@ -56,7 +56,7 @@ class LinesObserver(Observer):
                 model = f"{job.model.name}, {event.parameters:,} parameters, {job.precision} on {job.device}"
                 self.print(f"{model}; {count(event.samples, 'sample')}, {count(event.steps, 'step')}")
                 for choice in event.choices:
-                    if choice.key in _TOLD:
+                    if choice.key in _TOLD and choice.value != "none":
                         self.print(f"{choice.key} = {choice.value}: {choice.why}", style="dim")
                 if event.resumed_from:
                     self.print(f"continuing at step {event.progress.step:,} from {event.resumed_from}")
@@ -131,7 +131,7 @@ class BarObserver(LinesObserver):
         self._bar.stop()
 
 
-_TOLD = ("precision", "speed.compile")
+_TOLD = ("parallel", "precision", "speed.compile")
 """Choices that are worth a line at the start; --dry-run tells all."""
 
 

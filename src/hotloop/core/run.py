@@ -17,6 +17,7 @@ runs/digits-20261121-093000/
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -157,8 +158,8 @@ class Run:
 
     def write_start(self, job: Job, machine: Machine) -> None:
         """Keep the job as resolved and the machine; an older result is about an earlier part of the run: remove it."""
+        write_atomic(self.machine_file, json.dumps(asdict(machine), indent=2) + "\n")  # with it there is a run
         write_atomic(self.job_file, job.to_toml())
-        write_atomic(self.machine_file, json.dumps(asdict(machine), indent=2) + "\n")
         self.result_file.unlink(missing_ok=True)
 
     def write_result(self, result: Result) -> None:
@@ -212,7 +213,7 @@ class Run:
         Raises:
             InputError: another process trains in this directory.
         """
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             until = time.monotonic() + patience_seconds
             while not lock_at_once(descriptor):
@@ -227,12 +228,28 @@ class Run:
         finally:
             os.close(descriptor)
 
+    @property
+    def _lock_file(self) -> Path:
+        """Not the directory: Linux leaves a lock of that on NFS with the one machine that has taken it."""
+        return self.directory / ".lock"
+
     def _is_locked(self) -> bool:
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDWR)  # NFS locks what is open for writing
+        except FileNotFoundError:
+            return False
+        except OSError:
+            descriptor = os.open(self._lock_file, os.O_RDONLY)
         try:
             return not lock_at_once(descriptor)
         finally:
             os.close(descriptor)
+
+
+_OF_A_START = re.compile(
+    r"checkpoints|starts\.jsonl|\.lock|\.writable|\.(machine\.json|starts\.jsonl|\.writable)\.\d+\.tmp"
+)
+"""What a start leaves that was killed before there was a run."""
 
 
 def open_run(job: Job, now: datetime) -> Run:
@@ -247,8 +264,9 @@ def open_run(job: Job, now: datetime) -> Run:
     directory = Path(job.run.dir) if job.run.dir else _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}")
     run = Run(directory.absolute())
     try:
-        strangers = [] if run.exists or not run.directory.is_dir() else sorted(os.listdir(run.directory))
-        if [name for name in strangers if name != "checkpoints"]:
+        held = [] if run.exists or not run.directory.is_dir() else sorted(os.listdir(run.directory))
+        strangers = [name for name in held if not _OF_A_START.fullmatch(name)]
+        if strangers:
             raise InputError(
                 f"{run.directory} is not empty and no run",
                 f"it holds {', '.join(strangers[:5])}{', ...' if len(strangers) > 5 else ''}",

@@ -108,8 +108,9 @@ def train_in_ranks(
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
-                machines.tell(End(1, f"{lost.text}, on machine {nodes.rank}"))
-                break
+                code = _STOPPED_EARLY if attempt.stopping and lost.outside else 1  # what was saved last is there
+                machines.tell(End(code, f"{lost.text}, on machine {nodes.rank}"))
+                return code
     return 1
 
 

@@ -18,6 +18,8 @@ from hotloop.train.progress import Span
 from hotloop.train.world import World
 
 _SECONDS = 0.5
+PATIENCE_SECONDS = 3600.0
+"""For what a disk or a store does."""
 ENDED = "ended"
 
 
@@ -79,9 +81,9 @@ class Heart:
         return self._publisher is not None and self._publisher.due
 
     @contextmanager
-    def working(self, limit_seconds: float) -> Iterator[None]:
+    def working(self) -> Iterator[None]:
         """What a disk or a store does in this block may take long without a step: that is no hang, up to a limit."""
-        self._patient_until = time.monotonic() + limit_seconds
+        self._patient_until = time.monotonic() + PATIENCE_SECONDS
         try:
             yield
         finally:

@@ -30,7 +30,7 @@ from hotloop.train.checkpoint.saving import Saving
 from hotloop.train.checkpoint.schedule import SaveSchedule
 from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic, matrix_rate
-from hotloop.train.heartbeat import Heart
+from hotloop.train.heartbeat import PATIENCE_SECONDS, Heart
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks
 from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
@@ -47,8 +47,7 @@ from hotloop.train.validate import validate
 from hotloop.train.window import Window
 from hotloop.train.world import ALONE, World
 
-_LOOK_SECONDS, _PATIENCE_SECONDS = 0.02, 3600.0
-"""For what is written at the end."""
+_LOOK_SECONDS = 0.02
 _PROBE_SIZE = 4096
 """Of the matrices by which ranks are compared: 0.2 GiB, and 10¹² operations in all."""
 _LOG_STEPS, _LOG_SECONDS = 10, 0.25
@@ -131,7 +130,7 @@ class Loop:
         expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)
         self._saves = SaveSchedule(job.checkpoint.every, expected)
         parts.heart.planned(self._saves.every_seconds)
-        self._losses = Losses(parts.step.losses, parts.train.dataset)
+        self._losses = Losses(parts.step.losses, parts.train.dataset, parts.world)
         self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
         self._prepares_apart = not prepares_in_step(parts.task)
         self._meter = Meter()
@@ -187,7 +186,7 @@ class Loop:
         try:
             yield
         finally:
-            with self._parts.heart.working(_PATIENCE_SECONDS):
+            with self._parts.heart.working():
                 self._checkpointer.close()
 
     def _save_what_is_begun(self) -> None:
@@ -311,8 +310,6 @@ class Loop:
         span, self._unlogged = self._unlogged, Span()
         self._logged = time.monotonic()
         arrived = self._losses.take(wait or self.progress.whole.steps == 0)
-        if self._world.size > 1:
-            arrived = [loss / self._world.size for loss in self._world.sum(arrived)]
         self.progress = self.progress.measured(span.plus(Span(loss_sum=sum(arrived), steps=len(arrived))))
         if not arrived or not self._since_log.samples:
             return
@@ -387,15 +384,16 @@ class Loop:
         self._parts.heart.enter("saving")
         self._log(wait=True)  # what the device still computes is no stall; all from here on is
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
+        self._wait_together(self._has_saved)
         self._end_saving()
         self._slow_ranks.compare()
         self._note_damages()
-        check_finite(list(self._parts.step.model.parameters()), self.progress.step)
+        check_finite(list(self._parts.step.model.parameters()), self.progress.step, self._world.where)
         if self._world.first:
             self._checkpointer.open(*place)
         self._world.from_first(None)  # the folder is there for all
         state = self._state()
-        with self._parts.heart.working(_PATIENCE_SECONDS):  # without a process of its own for it, all is written here
+        with self._parts.heart.working():  # without a process of its own for it, all is written here
             saving = self._checkpointer.begin(state, *place)
         self._saving = _Begun(saving, self.progress, started, time.perf_counter() - started)
         self._saved = self.progress.position
@@ -407,16 +405,19 @@ class Loop:
         """The checkpoint that a run ends with."""
         self._save()
         self._parts.heart.enter("saving")
+        self._wait_together(self._has_saved)
         self._end_saving()
-        if self._parts.copies:
-            self._beat_until(self._parts.copies.done)
+        self._wait_together(lambda: self._parts.copies is None or self._parts.copies.done())
         self._look_at_copies(wait=True)
         self._parts.heart.enter("ending")
 
-    def _beat_until(self, done: Callable[[], bool]) -> None:
-        """Wait for a disk or a store: that it takes long is no hang, up to a limit."""
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while not done() and time.monotonic() < until:
+    def _has_saved(self) -> bool:
+        return self._saving is None or self._saving.saving.done()
+
+    def _wait_together(self, done: Callable[[], bool]) -> None:
+        """Until it is so on all ranks: what comes next has a limit, and a disk or a store may take longer than that."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self._world.any(not done() and time.monotonic() < until):
             self._parts.heart.beat()
             time.sleep(_LOOK_SECONDS)
 
@@ -440,8 +441,7 @@ class Loop:
         if not self._saving:
             return
         begun, self._saving = self._saving, None
-        self._beat_until(begun.saving.done)
-        with self._parts.heart.working(_PATIENCE_SECONDS):
+        with self._parts.heart.working():
             path = begun.saving.end()
         if self._world.first:
             self._world.note("saved", str(path))
@@ -450,7 +450,8 @@ class Loop:
             self._parts.heart.planned(self._saves.every_seconds)
             self._parts.observer.on(Saved(begun.progress, str(path), seconds, begun.stalled_seconds))
             if self._parts.copies and copy:
-                self._parts.copies.begin(path)
+                with self._parts.heart.working():  # files are copied where they cannot be linked
+                    self._parts.copies.begin(path)
 
     def _note_damages(self) -> None:
         sources = (self._parts.train, self._parts.val)
@@ -483,8 +484,7 @@ class Loop:
     def _with_last_good(self, error: NonFiniteLoss) -> NonFiniteLoss:
         found = newest_path(self._parts.run.checkpoints)
         last = f"the last good checkpoint is {found}" if found else "there is no checkpoint before it"
-        where = f" on rank {self._world.rank}" if self._world.size > 1 else ""
-        return NonFiniteLoss(f"{error.what}{where}", f"{error.cause}; {last}", error.fix)
+        return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
 
 
 def prepares_in_step(task: Task) -> bool:

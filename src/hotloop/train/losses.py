@@ -11,6 +11,7 @@ from hotloop.data.dataset import Dataset
 from hotloop.train.counter import Counter
 from hotloop.train.loss_ring import LossRing
 from hotloop.train.sharded import local
+from hotloop.train.world import World
 
 
 class Losses:
@@ -19,11 +20,13 @@ class Losses:
     Args:
         ring: where the step writes them.
         dataset: names the samples of a step whose loss is not finite.
+        world: of the ranks that have each a part of a step's samples.
     """
 
-    def __init__(self, ring: LossRing, dataset: Dataset) -> None:
+    def __init__(self, ring: LossRing, dataset: Dataset, world: World) -> None:
         self._ring = ring
         self._dataset = dataset
+        self._world = world
         self._steps: list[tuple[int, list[np.ndarray]]] = []
 
     @property
@@ -36,30 +39,37 @@ class Losses:
         self._steps.append((number, indices))
 
     def take(self, wait: bool = False) -> list[float]:
-        """Losses that have arrived since the last call; with `wait`, all of them.
+        """Losses that have arrived since the last call, means over the ranks; with `wait`, all of them.
 
         Raises:
-            NonFiniteLoss: one is NaN or infinite; the step and its samples are named.
+            NonFiniteLoss: one is NaN or infinite; the step, its samples and the rank are named, on all ranks the same.
         """
         arrived = self._ring.take(wait)
         steps, self._steps = self._steps[: len(arrived)], self._steps[len(arrived) :]
-        for (number, indices), value in zip(steps, arrived, strict=True):
-            if not math.isfinite(value):
-                raise self._non_finite(number, np.concatenate(indices), value)
-        return arrived
+        size = self._world.size
+        means = [loss / size for loss in self._world.sum(arrived)] if size > 1 else arrived
+        for step, own, mean in zip(steps, arrived, means, strict=True):
+            if not math.isfinite(mean):
+                found = self._world.gathered(None if math.isfinite(own) else self._non_finite(*step, own))
+                raise next(filter(None, found))
+        return means
 
-    def _non_finite(self, number: int, indices: np.ndarray, value: float) -> NonFiniteLoss:
-        names = ", ".join(self._dataset.name(int(index)) for index in indices[:8])
-        more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
+    def _non_finite(self, number: int, indices: list[np.ndarray], value: float) -> NonFiniteLoss:
+        samples = np.concatenate(indices)
+        names = ", ".join(self._dataset.name(int(index)) for index in samples[:8])
+        more = f" and {len(samples) - 8} more" if len(samples) > 8 else ""
         return NonFiniteLoss(
-            f"the loss of step {number} is {value}",
+            f"the loss of step {number} is {value}{self._world.where}",
             f"its batch was {names}{more}",
             "look at those samples; a lower optimizer.learning_rate, train.clip_norm=1 or precision=fp32 may help",
         )
 
 
-def check_finite(parameters: list[Tensor], step: int) -> None:
+def check_finite(parameters: list[Tensor], step: int, where: str = "") -> None:
     """Refuse weights that are not finite: they must never become a checkpoint.
+
+    Args:
+        where: of several ranks, this one.
 
     Raises:
         NonFiniteLoss: a weight is NaN or infinite.
@@ -71,7 +81,7 @@ def check_finite(parameters: list[Tensor], step: int) -> None:
     largest = torch._foreach_norm(inexact, ord=math.inf)  # any other norm may overflow where every weight is finite
     if not torch.isfinite(torch.stack(largest)).all():
         raise NonFiniteLoss(
-            f"the weights after step {step} are not finite",
+            f"the weights after step {step} are not finite{where}",
             "the step's gradients were NaN or infinite, or the learning rate too high",
             "a lower optimizer.learning_rate, train.clip_norm=1 or precision=fp32 may help",
         )

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from hotloop.train.notices import Look, looks
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
-_RANKS_SECONDS, _STOP_SECONDS, _GRACE_SECONDS = 0.2, 0.5, 1.0
+_RANKS_SECONDS, _STOP_SECONDS, _GRACE_SECONDS, _JOIN_SECONDS = 0.2, 0.5, 1.0, 2.0
 
 
 class Preemption:
@@ -63,7 +63,7 @@ class Preemption:
             self._is_rank = True
         self._warn = warn
         self._end = threading.Event()
-        self._watcher: threading.Thread | None = None
+        self._watchers: list[threading.Thread] = []
 
     def _look_often(self, stop: Path, seconds: float) -> None:
         """At a file whose text is the notice; at everything else as seldom as before."""
@@ -84,20 +84,23 @@ class Preemption:
             if self._is_rank:  # written to when a signal comes, also while the main thread waits for other ranks
                 self._heard = os.pipe2(os.O_NONBLOCK)
                 signal.set_wakeup_fd(self._heard[1], warn_on_full_buffer=False)
-        if self._looks:
-            self._end.clear()
-            arguments = (self._looks,)
-            self._watcher = threading.Thread(target=self._watch, args=arguments, name="hotloop-notices", daemon=True)
-            self._watcher.start()
+        self._end.clear()
+        listened = {"signals": partial(self._end_if_told, self._heard[0])} if self._heard else {}
+        self._watchers = [  # one each: a file on a mount that stands still makes nobody deaf for the rest
+            threading.Thread(target=self._watch, args=watched, name="hotloop-notices", daemon=True)
+            for watched in [*self._looks.items(), *listened.items()]
+        ]
+        for watcher in self._watchers:
+            watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if self._last else handler)
         self._previous.clear()
-        if self._watcher:
-            self._end.set()
-            self._watcher.join()
+        self._end.set()
+        for watcher in self._watchers:
+            watcher.join(_JOIN_SECONDS)
         if self._heard:
             signal.set_wakeup_fd(-1)
             for descriptor in self._heard:
@@ -111,30 +114,28 @@ class Preemption:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _watch(self, looked_at: Mapping[str, Look]) -> None:
-        silent: set[str] = set()
+    def _watch(self, name: str, look: Look) -> None:
+        warned = False
         while not self._reason:
-            for name, look in looked_at.items():
-                try:
-                    self._reason = self._reason or look()
-                except Exception as error:  # whatever a service that is not the one it was taken for may say
-                    if name not in silent:
-                        self._warn(f"no notice of preemption can come from {name}: {error}")
-                    silent.add(name)
-            if self._heard and not self._reason:
-                self._end_if_told(self._heard[0])
+            try:
+                self._reason = self._reason or look()
+            except Exception as error:  # whatever a service that is not the one it was taken for may say
+                if not warned:
+                    self._warn(f"no notice of preemption can come from {name}: {error}")
+                warned = True
             if self._end.wait(self._every_seconds):
                 return
 
-    def _end_if_told(self, heard: int) -> None:
+    def _end_if_told(self, heard: int) -> str:
         """SIGTERM that comes to all processes of a container is a notice, as the one that has started this rank says;
-        from that one alone, it is the end.
+        from that one alone, it is the end. Nothing of it is a notice itself.
         """
         with suppress(BlockingIOError):
             if signal.SIGTERM in os.read(heard, 64):
                 self._told = self._told or time.monotonic()
         if self._told and time.monotonic() - self._told > _GRACE_SECONDS:
             os._exit(128 + signal.SIGTERM)
+        return ""
 
 
 def _seldom(look: Look, every_seconds: float) -> Look:

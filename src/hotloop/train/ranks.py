@@ -69,8 +69,7 @@ class Ranks:
         own = isinstance(self._ddp, Copies) and keeps_statistics_alone(self._ddp)
         self._normalising = [module for module in model.modules() if isinstance(module, _BatchNorm)] if own else []
         self._compress = settings.compress
-        if self._ddp and self._compress:
-            self._ddp.register_comm_hook(group, bf16_compress_hook)
+        self._hooks = self._send_in_own_way()
         self._gathered = Gathered(model, notify)
         at_once = settings.clip_norm or settings.precision == "fp16"
         may = self.several and not at_once  # one alone may repeat a window, whose weights must not have changed
@@ -106,7 +105,7 @@ class Ranks:
             return "SyncBatchNorm lets ranks talk in the forward pass"
         if ddp.static_graph or ddp.find_unused_parameters:
             return "DistributedDataParallel has static_graph or find_unused_parameters"
-        if len(ddp._comm_hooks) > self._compress or ddp._join_config.enable:
+        if len(ddp._comm_hooks) > self._hooks or ddp._join_config.enable:
             return "DistributedDataParallel has a communication hook, or joins"
         if not self._recover:
             return "the step does not recover from memory that runs out"
@@ -217,15 +216,50 @@ class Ranks:
 
     def average(self, tensors: list[Tensor]) -> None:
         """Make each the mean over the ranks; all ranks call this with the same shapes."""
-        assert self._ddp is not None
-        group: Any = self._ddp.process_group
         for tensor in tensors:
-            tensor.div_(distributed.get_world_size(group))
-            sent = tensor.bfloat16() if self._compress else tensor
+            sent = self._divided(tensor)
             with self.communication.waiting():
-                distributed.all_reduce(sent, group=group)
+                distributed.all_reduce(sent, group=self._process_group)
             if sent is not tensor:
                 tensor.copy_(sent)
+
+    @property
+    def _process_group(self) -> Any:
+        assert self._ddp is not None
+        return self._ddp.process_group
+
+    def _divided(self, tensor: Tensor) -> Tensor:
+        """This rank's part of the mean, as it is sent: the tensor itself, or a copy."""
+        tensor.div_(distributed.get_world_size(self._process_group))
+        return tensor.bfloat16() if self._compress else tensor
+
+    def _send_in_own_way(self) -> int:
+        """Let gradients travel otherwise than DDP would have them; how many hooks that takes."""
+        ddp = self._ddp
+        if isinstance(ddp, Copies) and not next(ddp.parameters()).is_cuda:
+            ddp.register_comm_hook(None, self._average_each)
+        elif ddp and self._compress:
+            ddp.register_comm_hook(self._process_group, bf16_compress_hook)
+        else:
+            return 0
+        return 1
+
+    def _average_each(self, state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """Each gradient of a bucket by itself, as after backward (`average`). Which of three ranks' numbers are added
+        first depends on where they lie in what is sent, and a run that goes on has other buckets for some steps.
+        """
+        gradients = bucket.gradients()
+        sent = [self._divided(gradient) for gradient in gradients]
+        works: list[Any] = [distributed.all_reduce(one, group=self._process_group, async_op=True) for one in sent]
+
+        def taken(done: object) -> Tensor:
+            for gradient, one in zip(gradients, sent, strict=True):
+                if one is not gradient:
+                    gradient.copy_(one)
+            buffer: Tensor = bucket.buffer()
+            return buffer
+
+        return torch.futures.collect_all([work.get_future() for work in works]).then(taken)
 
     def tell(self, stop: bool) -> None:
         """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""

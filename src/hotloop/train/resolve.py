@@ -103,7 +103,7 @@ def choose_background(job: Job, model: nn.Module, machine: Machine, world: World
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     size = weights * (1 + optimizer_copies(job) + (job.train.ema > 0))
     here = size * world.local_size // world.size if job.parallel in DIVIDED else size
-    fits = here <= _COPY_SHARE * machine.memory_bytes
+    fits = all(world.gathered(here <= _COPY_SHARE * machine.memory_bytes))  # as one waits for what all have written
     why = f"a checkpoint takes {format_bytes(size)}"
     if size >= _BACKGROUND_BYTES and not fits:
         why += f", and the host has {format_bytes(machine.memory_bytes)}"

@@ -306,8 +306,9 @@ class _Training:
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
         parts = self.parts
-        loaded = self._found(named)
-        progress = restore(loaded, parts.step) if loaded else Progress()
+        with parts.heart.working():
+            loaded = self._found(named)
+            progress = restore(loaded, parts.step) if loaded else Progress()
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
             if parts.world.first:
@@ -330,12 +331,12 @@ class _Training:
             finished = loop.run()
             heard = [] if finished else parts.world.gathered(parts.preemption.requested)
         except StopRequested:  # of one of several ranks, while the others wait for it: nothing more can be saved
-            self._end(self._result(loop, "preempted", resumed_from, parts.preemption.requested), loop)
+            self._end(self._result(loop, "preempted", resumed_from, parts.preemption.requested), loop, alone=True)
             raise
         except Exception as error:
             failure = self._failure(error)
             if parts.world.size == 1 or not peer_lost(error):  # then that rank's end is what counts
-                self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop)
+                self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop, alone=True)
             raise failure from error
         loop.memory.mark("end")
         stopped_by = next(filter(None, heard), "")
@@ -351,7 +352,13 @@ class _Training:
             chosen = world.from_first(None)
             return load_checkpoint(chosen, lazily=True, hashes=None) if chosen else None
         checkpointer = Checkpointer(self.parts.run.checkpoints, warn=self.parts.observer.warn)
-        loaded = named or checkpointer.latest(lazily=True, hashes=together if world.size > 1 else hash_files)
+        hashes = together if world.size > 1 else hash_files
+        try:
+            loaded = named or checkpointer.latest(lazily=True, hashes=hashes)
+        except CheckpointError as error:  # those here are damaged and set aside
+            if not self._fetched_instead(error):
+                raise
+            loaded = checkpointer.latest(lazily=True, hashes=hashes)
         if loaded:
             check_identity(loaded, self.parts.identity)
         if named:
@@ -361,6 +368,17 @@ class _Training:
         together.end()
         world.from_first(loaded.path if loaded else None)
         return loaded
+
+    def _fetched_instead(self, error: CheckpointError) -> bool:
+        """Whether there was a copy in object storage, which is here now."""
+        parts, folder = self.parts, self.parts.run.checkpoints
+        if parts.copies is None or newest_path(folder):
+            return False
+        parts.observer.warn(error.what)
+        fetched = parts.copies.fetch_newest(folder, parts.observer.warn, _alive(parts.heart, folder))
+        if fetched:
+            parts.observer.warn(f"{fetched} was fetched from {parts.copies.url}")
+        return fetched is not None
 
     def _restore_random_state(self, loaded: Loaded) -> None:
         states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]
@@ -426,9 +444,14 @@ class _Training:
             return cannot_write(directory, error, HotloopError)
         return error
 
-    def _end(self, result: Result, loop: Loop) -> None:
-        """Leave result and report; a disk that is full must not hide why the run ended."""
-        if not self.parts.world.first:
+    def _end(self, result: Result, loop: Loop, alone: bool = False) -> None:
+        """Leave result and report; a disk that is full must not hide why the run ended.
+
+        Args:
+            alone: other ranks may not have come to this end: of those that have, the first to say so leaves it.
+        """
+        world = self.parts.world
+        if not (world.claims("result") if alone and world.folder else world.first):
             return
         try:
             self.parts.run.write_result(result)

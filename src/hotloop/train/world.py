@@ -73,6 +73,11 @@ class World:
         """Whether this is the rank that writes and tells."""
         return self.rank == 0
 
+    @property
+    def where(self) -> str:
+        """Added to what has happened on this rank: " on rank N"; nothing where one trains alone."""
+        return f" on rank {self.rank}" if self.size > 1 else ""
+
     def note(self, name: str, text: str) -> None:
         """Leave a word for the process that has started this one, and for ranks that come after."""
         if self.folder:
