@@ -172,6 +172,23 @@ def test_a_second_ctrl_c_ends_all_ranks(job: Path) -> None:
     assert not left, "they train on, or hang for ever, and nobody looks after them"
 
 
+def test_a_rank_that_is_killed_while_all_are_to_stop_is_a_stop(job: Path) -> None:
+    """As where memory runs out while it saves, or the notice's time is up: what was saved last is there."""
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n"))
+    options = ["--set", "model.name=line", "--set", "run.dir=run", "--set", "checkpoint.every=1 step"]
+    with started(job.parent, *TWO, *options) as child:
+        read_until(child, "saved")
+        rank = rank_of(child.pid, 1)
+        child.send_signal(signal.SIGTERM)
+        while not (folder_of(rank) / "stop").exists():
+            assert child.poll() is None
+        os.kill(rank, signal.SIGKILL)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert "starting all again" not in err
+    assert list((job.parent / "run/checkpoints").glob("epoch-*"))
+
+
 def test_of_ranks_that_do_not_begin_a_cause_is_told(tmp_path: Path) -> None:
     watch = Watch(tmp_path, limit_seconds=0.0)
     assert "no rank has begun" in watch.hung()

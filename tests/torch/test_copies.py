@@ -83,6 +83,12 @@ def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job:
     assert f"was fetched from s3://{bucket}/models/mine" in done.err
     assert "continuing at step 18" in done.err
     assert "finished after 24 steps" in done.out
+    for state in job.parent.glob("mine/checkpoints/epoch-*/state.pt"):
+        state.write_bytes(b"damaged")
+    done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=5", expect=0)
+    assert "none of the" in done.err, "of those on the disk"
+    assert f"was fetched from s3://{bucket}/models/mine" in done.err
+    assert "continuing at step 24" in done.err
     refused = hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)
     assert "has checkpoints of an earlier run" in refused.err
     assert (job.parent / "mine/result.json").exists(), "what is refused has changed nothing"
