@@ -54,8 +54,14 @@ class _Rank(World):
         return exchange.send(self.__dict__["number"], values)
 
 
-def decisions(size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes]], steps: int) -> list[list[Wishes]]:
-    """What each rank was told after each step; rank r's wish after step s is wishes[r][s]."""
+def decisions(
+    size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes]], steps: int, changes: int = -1
+) -> list[list[Wishes]]:
+    """What each rank was told after each step; rank r's wish after step s is wishes[r][s].
+
+    Args:
+        changes: before this step the pace is said to be another one.
+    """
     exchange = _Exchange(size)
     found: list[list[Wishes]] = [[] for _ in range(size)]
 
@@ -64,6 +70,8 @@ def decisions(size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes
         agreement = Agreement(_Rank(rank, exchange), lambda: now)
         for step in range(steps):
             now += speeds[rank]
+            if step == changes:
+                agreement.pace_changes()
             found[rank].append(agreement.after_step(lambda step=step: wishes[rank].get(step, Wishes())))  # type: ignore[misc]
         agreement.finish()
 
@@ -79,11 +87,12 @@ wish = st.builds(Wishes, st.booleans(), st.booleans(), st.booleans())
 
 
 @given(
-    st.lists(st.sampled_from([1e-4, 0.004, 0.03, 0.2]), min_size=2, max_size=3),
+    st.lists(st.sampled_from([1e-4, 0.004, 0.03, 0.2, 3.0]), min_size=2, max_size=3),
     st.lists(st.dictionaries(st.integers(0, 59), wish, max_size=5), min_size=3, max_size=3),
+    st.integers(-1, 59),
 )
-def test_all_are_told_the_same(speeds: list[float], wishes: list[dict[int, Wishes]]) -> None:
-    told = decisions(len(speeds), speeds, dict(enumerate(wishes)), 60)
+def test_all_are_told_the_same(speeds: list[float], wishes: list[dict[int, Wishes]], changes: int) -> None:
+    told = decisions(len(speeds), speeds, dict(enumerate(wishes)), 60, changes)
     assert all(each == told[0] for each in told)
     wanted = {name for each in wishes[: len(speeds)] for at in each.values() for name, on in vars(at).items() if on}
     given = {name for at in told[0] for name, on in vars(at).items() if on}
@@ -96,6 +105,20 @@ def test_a_wish_of_one_is_done_by_all_within_a_few_steps() -> None:
     first = [next(step for step, at in enumerate(each) if at.stop) for each in told]
     assert first[0] == first[1]
     assert 10 < first[0] <= 10 + 2 * 4, "a tenth of a second is four steps; it is sent at one end and read at the next"
+
+
+def test_of_long_steps_none_is_done_after_a_wish() -> None:
+    """A notice of 30 s has no time for another one of 20 s."""
+    told = decisions(2, [20.0, 20.0], {0: {}, 1: {5: Wishes(stop=True)}}, 8)
+    assert [at.stop for at in told[0]] == [False] * 5 + [True, False, False]
+
+
+def test_in_a_validation_of_long_batches_a_wish_is_not_asked_for_as_seldom_as_between_short_steps() -> None:
+    stop = {step: Wishes(stop=True) for step in range(12, 200)}
+    told = decisions(2, [1e-4, 1e-4], {0: {}, 1: stop}, 200, changes=12)
+    assert [at.stop for at in told[0]].index(True) == 13
+    told = decisions(2, [1e-4, 1e-4], {0: {}, 1: stop}, 200)
+    assert not any(at.stop for at in told[0]), "once in a thousand"
 
 
 def test_one_alone_has_its_wish_at_once() -> None:

@@ -12,6 +12,8 @@ from hotloop.train.world import World
 _SECONDS = 0.1
 """Between two agreements, about: one costs the host some 50 µs, which a step of a small network would feel."""
 _MOST_STEPS = 1000
+_LONG_SECONDS = 1.0
+"""Of a step after which ranks wait for the answer, some milliseconds: a notice may give no time for one more."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Agreement:
     """Lets ranks decide together without waiting for each other.
 
     Wishes are sent after a step and read some steps later, when they have long arrived: each rank then finds the same
-    answer after the same step. A process that is alone has its wish at once.
+    answer after the same step. Where steps are long, and where a process is alone, it is there at once.
 
     Args:
         clock: seconds, monotonic.
@@ -46,9 +48,11 @@ class Agreement:
         self._world = world
         self._clock = clock
         self._sent: tuple[Any, torch.Tensor] | None = None
-        self._until = 1
-        self._steps = 0
-        self._since = clock()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._until, self._at_once = 1, False
+        self._steps, self._since = 0, self._clock()
 
     def after_step(self, wishes: Callable[[], Wishes]) -> Wishes:
         """What all ranks do after this step; every rank calls it after each."""
@@ -62,18 +66,24 @@ class Agreement:
         wish = Wishes(wish.stop, wish.log and not found.log, wish.save and not found.save)  # those are done next
         self._since, self._steps = self._clock(), 0
         pause = min(float(_MOST_STEPS), _SECONDS / max(each, 1e-9))
-        values = torch.tensor([wish.stop, wish.log, wish.save, -max(1.0, pause)], dtype=torch.float64)
+        values = torch.tensor([wish.stop, wish.log, wish.save, -pause], dtype=torch.float64)
         self._sent = (self._world.largest_later(values), values)
-        return found
+        return self._received() if self._at_once else found
 
     def _received(self) -> Wishes:
         if not self._sent:
             return NOTHING
         work, values = self._sent
         work.wait()
+        self._sent = None
         stop, log, save, pause = values.tolist()
-        self._until = int(-pause)
+        self._until, self._at_once = max(1, int(-pause)), -pause < _SECONDS / _LONG_SECONDS
         return Wishes(bool(stop), bool(log), bool(save))
+
+    def pace_changes(self) -> None:
+        """What comes next takes another time than steps so far; on all ranks at the same place."""
+        self.finish()
+        self._start_anew()
 
     def finish(self) -> None:
         """Take in what is still under way: every rank has sent it."""

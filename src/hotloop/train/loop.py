@@ -354,6 +354,7 @@ class Loop:
     def _validate(self) -> dict[str, float]:
         assert self._parts.val is not None
         self._parts.heart.enter("validating")
+        self._agreement.pace_changes()
         last = self.progress.epoch == self._job.train.epochs - 1
         return validate(
             self._parts.task,
