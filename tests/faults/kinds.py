@@ -177,12 +177,12 @@ def _ended(training: Started, codes: tuple[int, ...]) -> Outcome:
 
 
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
-    "killed": (killed, ("one", "ddp", "fsdp"), 1.0),
-    "terminated": (terminated, ("one", "ddp", "fsdp"), 0.5),
-    "notified": (notified, ("one", "ddp"), 0.2),
+    "killed": (killed, ("one", "ddp", "fsdp", "ddp of 3", "fsdp of 4"), 1.0),
+    "terminated": (terminated, ("one", "ddp", "fsdp", "ddp of 3", "fsdp of 4"), 0.5),
+    "notified": (notified, ("one", "ddp", "fsdp"), 0.2),
     "worker killed": (worker_killed, ("one", "ddp"), 0.1),
     "hung": (hung, ("ddp", "fsdp"), 0.1),
-    "disk full": (disk_full, ("one", "ddp"), 0.1),
+    "disk full": (disk_full, ("one", "ddp", "fsdp"), 0.1),
     "slow disk": (slow_disk, ("one", "fsdp"), 0.1),
     "damaged": (damaged, ("one", "fsdp"), 0.2),
 }

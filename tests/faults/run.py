@@ -137,7 +137,8 @@ def run_trials(
 
     def leave_alone(setting: str) -> Undisturbed:
         began = time.monotonic()
-        weights = finish(Trial(images, Path(folder, f"undisturbed-{setting}"), setting), Faults())
+        run = Path(folder, f"undisturbed-{setting}".replace(" ", "-"))
+        weights = finish(Trial(images, run, setting), Faults())
         assert weights, f"the undisturbed run failed: {setting}"
         return Undisturbed(weights, time.monotonic() - began)
 
@@ -154,7 +155,7 @@ def run_trials(
         return faults
 
     with tempfile.TemporaryDirectory() as folder, side_by_side(jobs) as pool:
-        names = settings or tuple(SETTINGS)
+        names = settings or [name for name in SETTINGS if any(name in KINDS[kind][1] for kind in counts)]
         undisturbed = dict(zip(names, pool.map(leave_alone, names), strict=True))
         trials = {pool.submit(turn, kind, number): kind for kind, count in counts.items() for number in range(count)}
         found = {kind: Faults() for kind in counts}

@@ -25,8 +25,10 @@ SETTINGS = {
     "one": ("data.workers=1",),
     "ddp": ("ranks.processes=2", "parallel=ddp", "data.workers=1"),
     "fsdp": ("ranks.processes=2", "parallel=fsdp", "data.workers=1"),
+    "ddp of 3": ("ranks.processes=3", "parallel=ddp", "data.workers=1"),
+    "fsdp of 4": ("ranks.processes=4", "parallel=fsdp", "data.workers=1"),
 }
-"""How it is trained: by one process, by two with a copy of the weights each, by two that divide them."""
+"""How it is trained: by one process, by some with a copy of the weights each, by some that divide them."""
 
 
 @dataclass(frozen=True)
