@@ -105,7 +105,7 @@ def test_a_run_trains_and_leaves_everything(make_images: Make, tmp_path: Path) -
     assert len(result.weights_sha256) == 64
     names = sorted(path.name for path in done.directory.iterdir())
     expected = ["checkpoints", "events", "examples.json", "job.toml", "machine.json", "metrics.jsonl", "report.html"]
-    assert names == sorted([*expected, "result.json", "starts.jsonl"])
+    assert names == sorted([".lock", *expected, "result.json", "starts.jsonl"])
     assert json.loads(done.result_file.read_text())["weights_sha256"] == result.weights_sha256
     assert len(list(done.events.iterdir())) == 1
     assert len(told.of(Validated)) == 20
