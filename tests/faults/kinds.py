@@ -36,13 +36,13 @@ Kind = Callable[[Trial, random.Random, float], Outcome]
 
 
 def killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """SIGKILL to any of its processes, at any moment."""
+    """SIGKILL to any of its processes, at any moment. Of several ranks all are started again; one ends as it is."""
     with started(trial) as training:
         _wait(trial, training, moments, seconds)
         if training.process.poll() is None:
             _kill(moments.choice(training.processes() or [training.process.pid]))
-    expected = (0, -signal.SIGKILL, 1, STOPPED_EARLY)
-    return _ended(training, expected)
+    expected = (0, -signal.SIGKILL, STOPPED_EARLY)
+    return _ended(training, (*expected, 1) if trial.setting == "one" else expected)
 
 
 def terminated(trial: Trial, moments: random.Random, seconds: float) -> Outcome:

@@ -138,8 +138,8 @@ def run_trials(
     def leave_alone(setting: str) -> Undisturbed:
         began = time.monotonic()
         run = Path(folder, f"undisturbed-{setting}".replace(" ", "-"))
-        weights = finish(Trial(images, run, setting), Faults())
-        assert weights, f"the undisturbed run failed: {setting}"
+        weights = finish(Trial(images, run, setting), faults := Faults())
+        assert weights, f"the undisturbed run failed: {faults.notes}"
         return Undisturbed(weights, time.monotonic() - began)
 
     def turn(kind: str, number: int) -> Faults:
