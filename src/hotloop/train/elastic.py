@@ -247,7 +247,9 @@ class _Attempt:
         try:
             elastic_launch(config, sys.executable)("-P", "-m", *command)  # the job's folder comes last in the path
         except ChildFailedError as error:
-            rank, first = error.get_first_failure()
+            # A signal comes from outside; others end with an error when they miss that rank, at the same look perhaps.
+            killed = {rank: found for rank, found in error.failures.items() if found.exitcode < 0}
+            rank, first = ChildFailedError(error.name, killed or error.failures).get_first_failure()
             number = -first.exitcode
             how = f"was ended by {_signal_name(number)}" if number > 0 else f"ended with {first.exitcode}"
             by_others = nodes.number > 1 and (self._folder / f"{PEER_LOST}-{rank}").exists()
