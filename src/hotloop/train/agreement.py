@@ -87,6 +87,4 @@ class Agreement:
 
     def finish(self) -> None:
         """Take in what is still under way: every rank has sent it."""
-        if self._sent:
-            self._sent[0].wait()
-            self._sent = None
+        self._received()

@@ -32,7 +32,7 @@ class EarlyUpdate:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         self._left = _WATCHED
-        self._windows_end = self._hindered = False
+        self._ends_window = self._hindered = False
         self._came: set[Tensor] = set()
         self._updated: set[Tensor] = set()
         self._group_of: dict[Tensor, list[Tensor]] = {}
@@ -49,11 +49,11 @@ class EarlyUpdate:
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """Run a backward pass inside; of a window's last one gradients are complete when they come."""
-        self._windows_end = last
+        self._ends_window = last
         self._came.clear()
         self._updated.clear()
         yield
-        self._windows_end = False
+        self._ends_window = False
         if last and self._left:
             self._left -= 1
 
@@ -64,7 +64,7 @@ class EarlyUpdate:
                 "in the steps before they came once, and its weights have changed since",
                 "let the loss have one backward pass in each step, or --set parallel=ddp",
             )
-        if not self._windows_end or self._hindered:
+        if not self._ends_window or self._hindered:
             return
         self._hindered = weight in self._came or _has_hooks(self._optimizer)
         self._came.add(weight)

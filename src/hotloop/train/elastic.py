@@ -108,10 +108,15 @@ def train_in_ranks(
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
             notify(f"{lost.text}; {then}" if again else lost.text)
             if not again:
-                code = _STOPPED_EARLY if attempt.stopping and lost.outside else 1  # what was saved last is there
-                machines.tell(End(code, f"{lost.text}, on machine {nodes.rank}"))
-                return code
+                return _given_up(lost, attempt.stopping, nodes, machines)
     return 1
+
+
+def _given_up(lost: Lost, stopping: bool, nodes: Nodes, machines: Machines) -> int:
+    """Tell the other machines; the exit code: a stop's where one was asked for, as what was saved last is there."""
+    code = _STOPPED_EARLY if stopping and lost.outside else 1
+    machines.tell(End(code, f"{lost.text}, on machine {nodes.rank}"))
+    return code
 
 
 def _reached(nodes: Nodes, notify: Callable[[str], None]) -> dict[str, str]:

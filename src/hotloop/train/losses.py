@@ -46,8 +46,7 @@ class Losses:
         """
         arrived = self._ring.take(wait)
         steps, self._steps = self._steps[: len(arrived)], self._steps[len(arrived) :]
-        size = self._world.size
-        means = [loss / size for loss in self._world.sum(arrived)] if size > 1 else arrived
+        means = [loss / self._world.size for loss in self._world.sum(arrived)]
         for step, own, mean in zip(steps, arrived, means, strict=True):
             if not math.isfinite(mean):
                 found = self._world.gathered(None if math.isfinite(own) else self._non_finite(*step, own))

@@ -222,11 +222,19 @@ def _copies(
     stack.callback(copies.close)
     if newest_path(run.checkpoints):
         return copies
-    if resume == "auto" and (fetched := copies.fetch_newest(run.checkpoints, notify, _alive(heart, run.checkpoints))):
-        notify(f"{fetched} was fetched from {copies.url}")
-    elif resume != "auto":
+    if resume == "auto":
+        _fetch(copies, run.checkpoints, notify, heart)
+    else:
         _refuse_earlier(copies, resume)
     return copies
+
+
+def _fetch(copies: Copies, folder: Path, notify: Callable[[str], None], heart: Heart) -> bool:
+    """Bring the newest copy that can be used; whether there is one."""
+    fetched = copies.fetch_newest(folder, notify, _alive(heart, folder))
+    if fetched:
+        notify(f"{fetched} was fetched from {copies.url}")
+    return fetched is not None
 
 
 def _refuse_earlier(copies: Copies, resume: str) -> None:
@@ -375,10 +383,7 @@ class _Training:
         if parts.copies is None or newest_path(folder):
             return False
         parts.observer.warn(error.what)
-        fetched = parts.copies.fetch_newest(folder, parts.observer.warn, _alive(parts.heart, folder))
-        if fetched:
-            parts.observer.warn(f"{fetched} was fetched from {parts.copies.url}")
-        return fetched is not None
+        return _fetch(parts.copies, folder, parts.observer.warn, parts.heart)
 
     def _restore_random_state(self, loaded: Loaded) -> None:
         states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]
