@@ -213,3 +213,27 @@ def test_slurms_signal_is_a_notice_and_a_programs_own_handler_stays() -> None:
             assert (preemption.requested, seen) == ("", [signal.SIGUSR1])
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_mount_that_stands_still_makes_nobody_deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says in the end, nothing, takes no notice back; and the process ends meanwhile."""
+    stands, looked = threading.Event(), threading.Event()
+
+    def stalled() -> str:
+        looked.set()
+        stands.wait()
+        return ""
+
+    monkeypatch.setattr("hotloop.train.preemption.looks", lambda *names: {"/shared/stop": stalled})
+    stop = tmp_path / "stop"
+    try:
+        with Preemption(stop_file=str(stop)) as preemption:
+            looked.wait()
+            stop.write_text("Slurm cancels it")
+            while not preemption.requested:
+                pass
+    finally:
+        stands.set()
+    for watcher in preemption._watchers:
+        watcher.join()
+    assert preemption.requested == "Slurm cancels it"

@@ -118,7 +118,8 @@ class Preemption:
         warned = False
         while not self._reason:
             try:
-                self._reason = self._reason or look()
+                if (found := look()) and not self._reason:  # a signal or another look may have come first meanwhile
+                    self._reason = found
             except Exception as error:  # whatever a service that is not the one it was taken for may say
                 if not warned:
                     self._warn(f"no notice of preemption can come from {name}: {error}")
