@@ -1,8 +1,9 @@
-# Two commands: `make demo` trains on real images, `make test` runs every test. Both set up .venv first.
-# `make test-all` installs the engines that tests start before (Debian's packages; as root), where it can.
+# Two commands: `make demo` trains on real images, `make test` runs the tests. Both set up .venv first.
+# `make test-all` runs the slow ones too; before, it installs the engines that tests start, where it can.
 PYTHON ?= python3
 BIN := .venv/bin
 DIGITS := examples/digits/images
+MARKED := not slow
 
 .PHONY: demo test test-all engines test-commands test-engines test-others lint docs lock setup
 .DELETE_ON_ERROR:
@@ -25,11 +26,12 @@ test-others: setup
 
 # Three lanes on two cores are no even machine: what has failed is run once more.
 define pytest
-$(BIN)/pytest --durations 25 -o cache_dir=.pytest_cache/$(1) $(2) || { [ $$? -eq 1 ] && echo "once more, what has failed:" && \
-  $(BIN)/pytest -o cache_dir=.pytest_cache/$(1) --last-failed $(2); }
+$(BIN)/pytest --durations 25 -m "$(MARKED)" -o cache_dir=.pytest_cache/$(1) $(2) || { [ $$? -eq 1 ] && echo "once more, what has failed:" && \
+  $(BIN)/pytest -m "$(MARKED)" -o cache_dir=.pytest_cache/$(1) --last-failed $(2); }
 endef
 
-test-all: engines test
+test-all: engines
+	$(MAKE) test MARKED=
 
 engines:
 	@command -v slurmctld >/dev/null && command -v buildah >/dev/null && command -v mmdebstrap >/dev/null && \

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from command import Command
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ run = {{ dir = "run" }}
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_listed_verified_and_its_weights_taken_out(
     tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]
 ) -> None:

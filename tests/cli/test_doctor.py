@@ -69,6 +69,7 @@ def test_folders_of_data_are_timed(hotloop: Command, tmp_path: Path) -> None:
     assert folder["read_bytes_per_second"] > 1e6
 
 
+@pytest.mark.slow
 def test_probes_of_the_host_run_without_a_gpu(hotloop: Command) -> None:
     done = hotloop("doctor", "--deep", "--json", timeout=300)
     rates = {rate["name"]: rate for rate in json.loads(done.out)["machine"]["rates"]}
@@ -85,6 +86,7 @@ def tensorflow_probe(monkeypatch: pytest.MonkeyPatch, before: Path | None = None
     return _run(Set("-", ("tensorflow",)), lambda _: None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("tensorflow"), reason="TensorFlow is not installed")
 def test_tensorflow_starts_and_computes_without_a_gpu(hotloop: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

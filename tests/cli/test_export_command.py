@@ -24,6 +24,7 @@ run = {{ dir = "runs/bright" }}
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_verified_and_used(
     tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]
 ) -> None:

@@ -41,6 +41,7 @@ def test_render_prints_a_dockerfile_or_one_object(hotloop: Command) -> None:
     assert printed.startswith(f"# {found['tag']}\n")
 
 
+@pytest.mark.slow
 def test_render_writes_a_folder_that_the_check_has_nothing_against(hotloop: Command, tmp_path: Path) -> None:
     options = (
         "--with",
@@ -67,6 +68,7 @@ def test_render_writes_a_folder_that_the_check_has_nothing_against(hotloop: Comm
     assert {"torch", "einops"} <= {one["name"] for one in bill["components"]}
 
 
+@pytest.mark.slow
 def test_extensions_are_locked_as_source_and_all_else_as_wheels(hotloop: Command, tmp_path: Path) -> None:
     hotloop("image", "render", *DEFAULT_BUILD, "--extension", "docopt==0.6.2", "--output", "out", expect=0)
     assert "docopt==0.6.2" in (tmp_path / "out/extensions.lock").read_text()
@@ -130,6 +132,7 @@ def test_run_prints_gpus_mounts_limits_and_user(hotloop: Command, tmp_path: Path
     assert buildah.startswith("sh -c ")
 
 
+@pytest.mark.slow
 def test_what_an_engine_does_not_start_is_bad_input_in_its_own_words(
     hotloop: Command, tmp_path: Path, path: None
 ) -> None:

@@ -51,6 +51,7 @@ def expanded(text: str, variables: dict[str, str]) -> str:
     return out + rest
 
 
+@pytest.mark.slow
 def test_what_pods_run_saves_at_sigterm_and_goes_on_after_a_restart(
     hotloop: Command, make_images: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

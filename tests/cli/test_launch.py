@@ -66,6 +66,7 @@ def test_it_trains_after_the_command_has_ended_and_says_how_it_stands(hotloop: C
     ended(job)
 
 
+@pytest.mark.slow
 def test_cancelled_saves_and_another_launch_goes_on(hotloop: Command, job: Path) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=undisturbed", expect=0)
     hotloop("launch", "job.toml", *SLOW, expect=0)
@@ -85,6 +86,7 @@ def test_cancelled_saves_and_another_launch_goes_on(hotloop: Command, job: Path)
     ended(job, "line-2")
 
 
+@pytest.mark.slow
 def test_what_fails_says_why_and_what_is_killed_is_lost(hotloop: Command, job: Path) -> None:
     done = hotloop("launch", "job.toml", "--watch", "--json", "--set", "task.name=tiny:VectorLoss", expect=1)
     found = json.loads(done.out)
@@ -99,6 +101,7 @@ def test_what_fails_says_why_and_what_is_killed_is_lost(hotloop: Command, job: P
     assert "other has ended already: lost" in hotloop("launch", "cancel", "other", expect=0).out
 
 
+@pytest.mark.slow
 def test_launches_are_found_from_where_they_were_made_and_above(hotloop: Command, job: Path) -> None:
     assert "no launches in ." in hotloop("launch", "status", expect=0).out
     hotloop("launch", "status", "--root", "nowhere", expect=2)
@@ -193,6 +196,7 @@ def test_what_only_looks_like_a_secret_is_let_through(hotloop: Command, job: Pat
     assert planned["environment"]["TOKENIZERS_PARALLELISM"] == "false"
 
 
+@pytest.mark.slow
 def test_launches_at_once_are_several_and_one_run_is_had_by_one(hotloop: Command, job: Path) -> None:
     """Of those that are named by the time, each has a name of its own; of the same run, one is refused."""
     command = [sys.executable, "-m", "hotloop", "launch", "job.toml", "--set", "train.epochs=1", "--json"]
@@ -310,6 +314,7 @@ def test_gpus_that_another_launch_holds_are_not_had_twice(tmp_path: Path, monkey
     os.waitpid(last, 0)
 
 
+@pytest.mark.slow
 def test_lines_of_setup_break_nothing_of_ours(hotloop: Command, job: Path) -> None:
     lines = ["false", "folder=/nowhere; run_dir=x; job_file=y", "sleep 0.1", "set -eu"]
     setup = f"launch.setup={json.dumps(lines)}"
@@ -330,6 +335,7 @@ def test_what_is_cancelled_while_it_is_set_up_does_not_begin(hotloop: Command, j
     ended(job)
 
 
+@pytest.mark.slow
 def test_a_record_of_another_version_is_a_row(hotloop: Command, job: Path) -> None:
     hotloop("launch", "job.toml", "--watch", "--set", "train.epochs=1", expect=0)
     ended(job)

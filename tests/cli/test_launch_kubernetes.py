@@ -123,6 +123,7 @@ def test_what_is_sent_was_checked_first_and_goes_as_one(
     assert state(hotloop) == ("cancelled", "")
 
 
+@pytest.mark.slow
 def test_a_training_from_its_place_in_the_queue_to_its_end(hotloop: Command, cluster: Cluster) -> None:
     launch = launched(hotloop, "--nodes", "2", "--set", "launch.kubernetes.queue=gpus")
     assert cluster.objects["jobsets", "default", "line"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
@@ -254,6 +255,7 @@ def test_watching_shows_the_log_and_exits_as_it_ends(hotloop: Command, cluster: 
     assert child.returncode == 1
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_has_its_grace_and_keeps_its_log(hotloop: Command, cluster: Cluster) -> None:
     launched(hotloop)
     cluster.write(cluster.pod("line", "Running"), "step 10")

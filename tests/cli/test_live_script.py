@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "scaled"), [("run", "scaled"), ("run", "plain"), ("profile", "plain")])
 def test_a_script_is_published(
     verb: str, scaled: str, hotloop: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

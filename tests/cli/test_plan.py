@@ -32,6 +32,7 @@ def test_several_machines_are_lost_sooner_and_less_so_in_one_zone(hotloop: Comma
     assert first("--machines", "4") < first("--machines", "4", "--together", "0.8") < first()
 
 
+@pytest.mark.slow
 def test_a_trace_is_played_through_and_the_page_shows_it(hotloop: Command, tmp_path: Path) -> None:
     lines = ["start,end", *(f"{10_000 * number},{10_000 * number + 4000 + 400 * number}" for number in range(16))]
     (tmp_path / "trace.csv").write_text("\n".join(lines) + "\n")

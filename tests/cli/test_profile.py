@@ -76,6 +76,7 @@ def test_slow_loading_is_found_proved_and_named(script: Path, hotloop: Command) 
     assert "trained" not in done.out
 
 
+@pytest.mark.slow
 def test_people_read_a_verdict_and_open_a_page(script: Path, hotloop: Command) -> None:
     write(script, load=0.002)
     done = hotloop("profile", "--steps", "8", "--", sys.executable, "train.py")
@@ -89,6 +90,7 @@ def test_people_read_a_verdict_and_open_a_page(script: Path, hotloop: Command) -
     assert Path("profiles/train-2/profile.json").exists()
 
 
+@pytest.mark.slow
 def test_python_between_steps_is_found_with_its_line(script: Path, hotloop: Command) -> None:
     write(script, extra="sum(n * n for n in range(300_000))")
     found = json.loads(hotloop("profile", "--steps", "12", "--json", "--", sys.executable, "train.py").out)
@@ -97,6 +99,7 @@ def test_python_between_steps_is_found_with_its_line(script: Path, hotloop: Comm
     assert [one["location"] for one in found["findings"] if one["id"] == "other.python"] == [f"{script}:{line}"]
 
 
+@pytest.mark.slow
 def test_weights_that_are_updated_by_hand_are_trained_too(script: Path, hotloop: Command) -> None:
     write(script, load=0.002)
     by_hand = "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]; model.zero_grad()"
@@ -105,6 +108,7 @@ def test_weights_that_are_updated_by_hand_are_trained_too(script: Path, hotloop:
     assert found["verdict"] == "input"
 
 
+@pytest.mark.slow
 def test_many_batches_a_step_are_one_step(script: Path, hotloop: Command) -> None:
     write(script, load=0.0005)
     text = script.read_text().replace("optimizer.step()", "if done % 30 == 29: optimizer.step()")
@@ -146,6 +150,7 @@ def test_unusual_scripts_are_profiled(
     assert expected in done.err
 
 
+@pytest.mark.slow
 def test_a_thread_that_trains_is_not_waited_for_when_it_has_ended(script: Path, hotloop: Command) -> None:
     """The script's main thread gives it batches, and would wait for ever once nobody takes them."""
     taken = "import queue, threading; given = queue.Queue(1); threading.Thread(target=main, daemon=True).start()"
@@ -155,12 +160,14 @@ def test_a_thread_that_trains_is_not_waited_for_when_it_has_ended(script: Path, 
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_its_end_again_and_again_is_ended(script: Path, hotloop: Command) -> None:
     caught = "while True:\n        try:\n            main()\n        except BaseException:\n            pass"
     write(script, load=0.002, call=caught)
     assert json.loads(hotloop("profile", "--steps", "8", "--json", "--", sys.executable, "train.py").out)
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned_are_left_alone(script: Path, hotloop: Command) -> None:
     write(script, load=0.001, workers="1, multiprocessing_context='spawn'")
     script.write_text(script.read_text().replace("return 64", "return 6400"))
@@ -169,6 +176,7 @@ def test_workers_that_are_spawned_are_left_alone(script: Path, hotloop: Command)
     assert found["findings"][0]["id"] == "input.slow_storage"
 
 
+@pytest.mark.slow
 def test_a_crash_is_the_scripts_own(script: Path, hotloop: Command) -> None:
     write(script, extra="assert done < 5, 'broken'")
     done = hotloop("profile", "--", sys.executable, "train.py", expect=1)
@@ -202,6 +210,7 @@ def test_interrupted_before_the_trace_it_says_what_to_do(script: Path, hotloop: 
     assert not Path("profiles").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "expect"), [("KeyboardInterrupt", 130), ("ValueError", 0)])
 def test_interrupted_while_parts_are_left_out_its_code_stays(
     script: Path, hotloop: Command, monkeypatch: pytest.MonkeyPatch, name: str, expect: int
@@ -213,6 +222,7 @@ def test_interrupted_while_parts_are_left_out_its_code_stays(
     assert "note: the script ended while cached batch was tried" in done.out
 
 
+@pytest.mark.slow
 def test_who_sends_a_signal_gets_the_code_of_the_scripts_handler(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While batches are given again, too: an error then may come of that, but a signal does not."""
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -240,6 +250,7 @@ def test_a_command_that_fails_before_it_trains_is_not_told_that_it_was_too_short
     assert "before the first step of an optimizer" in done.err
 
 
+@pytest.mark.slow
 def test_several_ranks_and_the_slow_one(script: Path, hotloop: Command) -> None:
     write(script, extra="time.sleep(0.03 * (torch.distributed.get_rank() == 1))")
     model, wrapped = "    optimizer =", "    model = torch.nn.parallel.DistributedDataParallel(model)\n    optimizer ="

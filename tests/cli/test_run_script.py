@@ -80,6 +80,7 @@ def summary(folder: Path) -> dict[str, dict[str, object]]:
     return {**found, "accelerations": {one["name"]: one for one in found["accelerations"]}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_loader_is_faster_and_what_is_trained_the_same(script: Path, hotloop: Command, workers: int) -> None:
     write(script, load=0.01, workers=workers, samples=400, steps=200)  # the first epoch is longer than what is timed
@@ -93,6 +94,7 @@ def test_the_loader_is_faster_and_what_is_trained_the_same(script: Path, hotloop
     assert "times as fast" in done.err
 
 
+@pytest.mark.slow
 def test_what_loading_breaks_goes_on_as_the_script_has_it(script: Path, hotloop: Command) -> None:
     """A data set that does not work in a process of its own."""
     write(script, load=0.003, item="assert torch.utils.data.get_worker_info() is None, 'not in a worker'")
@@ -103,6 +105,7 @@ def test_what_loading_breaks_goes_on_as_the_script_has_it(script: Path, hotloop:
     assert "hotloop: loader was undone: AssertionError" in done.err
 
 
+@pytest.mark.slow
 def test_a_scripts_own_error_is_its_own(script: Path, hotloop: Command) -> None:
     write(script, load=0.003, item="assert index != 95 or main.done < 80, 'damaged'", extra="main.done = done")
     script.write_text(
@@ -116,6 +119,7 @@ def test_a_scripts_own_error_is_its_own(script: Path, hotloop: Command) -> None:
     assert "was undone" not in done.err
 
 
+@pytest.mark.slow
 def test_a_data_set_that_changes_between_epochs_is_seen_by_workers(script: Path, hotloop: Command) -> None:
     changes = "loader.dataset.features = loader.dataset.features + (done % 100 == 0)"
     write(script, load=0.01, samples=400, steps=200, extra=changes)
@@ -124,12 +128,14 @@ def test_a_data_set_that_changes_between_epochs_is_seen_by_workers(script: Path,
     assert done.out == plain(script)
 
 
+@pytest.mark.slow
 def test_epochs_that_are_left_early(script: Path, hotloop: Command) -> None:
     write(script, load=0.002, extra="\n            if done % 7 == 0: break")
     done = accelerated(hotloop, "--only", "loader")
     assert done.out == plain(script)
 
 
+@pytest.mark.slow
 def test_the_fast_level_trains_to_the_same_loss_and_says_what_each_has_brought(script: Path, hotloop: Command) -> None:
     write(script, load=0.001, steps=400, extra_layer="torch.nn.Dropout(0.1),")
     done = hotloop(
@@ -166,6 +172,7 @@ torch.compile = lambda function: lambda *inputs: Fails.apply(function(*inputs))
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Command, compiler: str) -> None:
     write(script, steps=150)
@@ -175,6 +182,7 @@ def test_a_model_that_does_not_compile_goes_on_without(script: Path, hotloop: Co
     assert (compiled["state"], done.out) == ("failed", plain(script))
 
 
+@pytest.mark.slow
 def test_what_waits_once_steps_are_shorter_is_tried_then(script: Path, hotloop: Command) -> None:
     """Loading hides behind the model, until the model is compiled; here to something that does not sleep."""
     write(script, load=0.004, workers=1, samples=800, steps=200, extra_layer="Sleeps(),")
@@ -214,6 +222,7 @@ def test_a_script_that_ends_at_once_is_not_said_to_train_nothing(
     assert "no training was seen" not in done.err
 
 
+@pytest.mark.slow
 def test_a_child_that_trains_is_accelerated_and_tells_so(script: Path, hotloop: Command) -> None:
     write(script, load=0.002)
     fork = "import multiprocessing; multiprocessing.get_context('fork').Process(target=main).start()"
@@ -222,6 +231,7 @@ def test_a_child_that_trains_is_accelerated_and_tells_so(script: Path, hotloop: 
     assert summary(script.parent)["accelerations"]["loader"]["state"] == "on"
 
 
+@pytest.mark.slow
 def test_an_optimizer_without_weights_is_none_that_trains(script: Path, hotloop: Command) -> None:
     write(script, steps=40)
     idle = "idle = torch.optim.SGD([{'params': []}], lr=0.1)\n    idle.step()\n    done, seen = 0, []"
@@ -240,6 +250,7 @@ def test_a_script_may_have_its_tensors_made_elsewhere(script: Path, hotloop: Com
     assert summary(script.parent)["steps"] == 40
 
 
+@pytest.mark.slow
 def test_a_compiled_model_hears_of_no_hooks_but_the_scripts_own(script: Path, hotloop: Command) -> None:
     write(script, steps=40)
     compiled = "import warnings; warnings.simplefilter('error'); model = torch.compile(model, backend='eager')"
@@ -297,6 +308,7 @@ def test_a_dry_run_starts_nothing(hotloop: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "there").exists()
 
 
+@pytest.mark.slow
 def test_no_process_is_left(script: Path, hotloop: Command) -> None:
     """Workers that are kept between epochs end with the script."""
     marker = f"HOTLOOP_TEST_{os.getpid()}"

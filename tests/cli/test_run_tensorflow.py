@@ -71,6 +71,7 @@ def called(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_script_sees_the_same_and_reads_its_files_once(script: Path) -> None:
     plain = called(script, "train.py")
     options = ["--json-summary", "summary.json", "--", sys.executable, "train.py", "remove"]
@@ -96,6 +97,7 @@ print(json.dumps([[one.name, one.state, one.count] for one in helped.told]))
 """
 
 
+@pytest.mark.slow
 def test_code_of_ones_own_asks_for_the_same_by_a_call(script: Path) -> None:
     plain = called(script, "train.py")
     (script / "helped.py").write_text(HELPED.format(script=SCRIPT))
@@ -145,6 +147,7 @@ print(policies)
 """
 
 
+@pytest.mark.slow
 def test_elements_and_their_order_stay_and_only_what_has_room_is_kept(tmp_path: Path) -> None:
     (tmp_path / "pipelines.py").write_text(PIPELINES)
     found = called(tmp_path, "pipelines.py").splitlines()

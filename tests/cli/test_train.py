@@ -105,6 +105,7 @@ def test_it_stops_with_75_and_goes_on_when_it_is_started_again(hotloop: Command,
     assert "finished after 800 steps" in done.out
 
 
+@pytest.mark.slow
 def test_it_stops_while_a_file_does_not_come(hotloop: Command, job: Path) -> None:
     """As on a mount that hangs: in the first batch, which needs all files, one is never read."""
     stalled = job.parent / "images/class0/zzz.png"
@@ -122,6 +123,7 @@ def test_it_stops_while_a_file_does_not_come(hotloop: Command, job: Path) -> Non
     assert "finished after" in hotloop("train", "job.toml", *options, expect=0).out
 
 
+@pytest.mark.slow
 def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: Path) -> None:
     code = (
         "import os, signal, sys; from hotloop.cli.main import main; import hotloop.train.step as s\n"
@@ -141,6 +143,7 @@ def test_without_a_fixed_directory_it_says_how_to_go_on(hotloop: Command, job: P
     assert "warning" not in going_on, "with the settings that it began with"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "last"), [(1, "hotloop.cli.train.summary"), (2, "hotloop.train.elastic.train_in_ranks")]
 )
@@ -160,6 +163,7 @@ def test_a_signal_after_the_end_does_not_change_the_exit_code(job: Path, process
     assert "finished after" in child.stdout
 
 
+@pytest.mark.slow
 def test_in_a_terminal_there_is_a_bar(job: Path) -> None:
     leader, follower = pty.openpty()
     child = subprocess.Popen(
@@ -262,6 +266,7 @@ def test_what_the_users_code_prints_does_not_reach_the_json(hotloop: Command, jo
     assert "building" in done.err
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_not_a_number_is_null_in_json(hotloop: Command, job: Path) -> None:
     (job.parent / "mine.py").write_text(
         "import tiny\nclass Odd(tiny.Regression):\n"
@@ -275,6 +280,7 @@ def test_a_metric_that_is_not_a_number_is_null_in_json(hotloop: Command, job: Pa
     assert "val_odd nan" in hotloop("runs", expect=0).out
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_training(job: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "hotloop", "train", "job.toml", "--json"],
@@ -302,6 +308,7 @@ def test_a_folder_that_is_no_run_is_left_alone(hotloop: Command, job: Path, resu
     assert sorted(path.name for path in job.parent.iterdir()) == ["images", "job.toml"]
 
 
+@pytest.mark.slow
 def test_a_damaged_result_does_not_hide_the_other_runs(hotloop: Command, job: Path) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=runs/a", expect=0)
     hotloop("train", "job.toml", "--set", "run.dir=runs/b", expect=0)

@@ -57,6 +57,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_scripts_settings_are_found_and_used(script: Path, hotloop: Command) -> None:
     done = hotloop("tune", "--budget", "50s", "--json", "--", sys.executable, "train.py", expect=0)
     found = json.loads(done.out)
@@ -77,6 +78,7 @@ def test_a_scripts_settings_are_found_and_used(script: Path, hotloop: Command) -
     assert summary["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_a_step_of_a_job_is_timed_as_it_stands(
     tmp_path: Path, make_images: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_step_of_a_job_is_timed_as_it_stands(
         step_seconds(other, os.environ)
 
 
+@pytest.mark.slow
 def test_of_an_error_of_three_lines_what_has_happened_is_told(make_images: Callable[..., Path]) -> None:
     job = parse_job(tomllib.loads(RESNET_JOB.format(images=make_images(classes=2, each=64))), "job")
     hot = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"learning_rate": 1e30})})
@@ -97,6 +100,7 @@ def test_of_an_error_of_three_lines_what_has_happened_is_told(make_images: Calla
         step_seconds(hot, os.environ)
 
 
+@pytest.mark.slow
 def test_a_jobs_settings_are_found_and_used(tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]) -> None:
     (tmp_path / "job.toml").write_text(RESNET_JOB.format(images=make_images(classes=2, each=64)))
     assert "data.workers" in hotloop("tune", "--dry-run", "job.toml", expect=0).out

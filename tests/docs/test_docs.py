@@ -45,6 +45,7 @@ def test_the_digits_are_split_as_the_tutorial_says(images: Path) -> None:
     assert {len(list((images / "val" / str(digit)).iterdir())) for digit in range(10)} <= {34, 35, 36}
 
 
+@pytest.mark.slow
 def test_the_line_learns(tmp_path: Path) -> None:
     run = tmp_path / "run"
     out = call(
@@ -60,6 +61,7 @@ def test_the_line_learns(tmp_path: Path) -> None:
     assert "val_largest_error" in out
 
 
+@pytest.mark.slow
 def test_the_text_example_learns(tmp_path: Path) -> None:
     folder = REPOSITORY / "examples/text"
     assert "tokens to train on" in call(sys.executable, str(folder / "make_tokens.py"), str(tmp_path / "tokens"))
@@ -70,6 +72,7 @@ def test_the_text_example_learns(tmp_path: Path) -> None:
     assert float(re.findall(r"val_bits_per_token ([\d.]+)", out)[0]) < 6
 
 
+@pytest.mark.slow
 def test_the_own_loop_learns_and_continues(images: Path, tmp_path: Path) -> None:
     out = call(sys.executable, "examples/own_loop.py", str(images), str(tmp_path / "checkpoints"))
     shares = [float(share) for share in re.findall(r"epoch \d: ([\d.]+) of 355", out)]
@@ -96,6 +99,7 @@ def test_the_slow_script_is_profiled_as_the_page_says(tmp_path: Path) -> None:
     assert re.search(r"step_seconds +\S+ ms +\S+ ms +1.00x", compared)
 
 
+@pytest.mark.slow
 def test_the_slow_script_runs_faster_as_the_page_says(tmp_path: Path) -> None:
     script = str(REPOSITORY / "examples/slow_loading.py")
     options = ["--steps", "20", "--only", "loader", "--json-summary", str(tmp_path / "summary.json")]
@@ -141,6 +145,7 @@ def test_what_is_wrong_is_told_as_the_page_says(command: str, code: int) -> None
     assert (done.returncode, done.stdout) == (code, expected)
 
 
+@pytest.mark.slow
 def test_a_model_is_exported_and_used_as_the_page_says(
     tmp_path: Path, hotloop: Command, make_images: Callable[..., Path]
 ) -> None:

@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 MISSING = [name for name in ("buildah", "mmdebstrap") if not shutil.which(name)]
 pytestmark = [
     pytest.mark.buildah,
+    pytest.mark.slow,
     pytest.mark.timeout(1200),  # the first builds an image, which downloads and compiles 700 MB beside other tests
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
     pytest.mark.skipif(

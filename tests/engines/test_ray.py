@@ -100,6 +100,7 @@ def assert_equal(folder: Path, expected: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(left[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor]
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_killed_worker_costs_nothing(
     assert_equal(job.parent, expected)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_launch_for_each_run_and_they_wait_for_each_other(
     hotloop: Command, job: Path, cluster: Cluster
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_sweep_is_a_launch_for_each_run_and_they_wait_for_each_other(
         assert kept["seed"] == 3 + place
 
 
+@pytest.mark.slow
 def test_what_waits_for_machines_is_cancelled_too(hotloop: Command, job: Path, cluster: Cluster) -> None:
     options = ("--set", "ranks.processes=4", "--set", "launch.ray.autoscaling=true")
     launched(hotloop, cluster.address, *options)
@@ -207,6 +210,7 @@ def test_what_would_be_sent_is_shown_without_asking_anybody(
     assert "python -P -m hotloop launch ray-driver" in done.out
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_and_a_node_that_is_taken_away_cost_nothing(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor]
 ) -> None:

@@ -90,6 +90,7 @@ def starts(folder: Path) -> list[str]:
     return [json.loads(line)["launched"] for line in lines]
 
 
+@pytest.mark.slow
 def test_a_job_of_higher_priority_costs_nothing(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor]
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_job_of_higher_priority_costs_nothing(
     assert (stand["starts"], stand["nodes"], stand["gpus"]) == (2, 2, 4)
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_as_far_as_each_start_goes(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor]
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_time_limit_is_as_far_as_each_start_goes(
     assert_equal(job.parent, expected)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_drained_and_one_that_is_lost(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor]
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_node_that_is_drained_and_one_that_is_lost(
     assert_equal(job.parent, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["hotloop", "scancel"])
 def test_what_is_cancelled_saves_and_does_not_come_back(
     hotloop: Command, job: Path, cluster: Cluster, expected: dict[str, torch.Tensor], by: str
@@ -169,6 +173,7 @@ def test_what_fails_is_not_started_again_and_says_why(hotloop: Command, job: Pat
     assert done.out.count("hotloop: start ") == 1
 
 
+@pytest.mark.slow
 def test_starts_that_save_nothing_come_to_an_end(hotloop: Command, job: Path, cluster: Cluster) -> None:
     """Killed before the first save each time, as one that needs more memory than there is."""
     doomed = ["--set", "task.name=tiny:Doomed", "--set", "checkpoint.every=100 steps"]
@@ -229,6 +234,7 @@ def test_files_that_a_node_does_not_see_are_said(hotloop: Command, job: Path, cl
     assert "job.toml does not exist on n" in stand["reason"]
 
 
+@pytest.mark.slow
 def test_the_job_as_launched_is_what_trains(hotloop: Command, job: Path, cluster: Cluster) -> None:
     """Whatever becomes of the user's file while it waits."""
     held = ["--set", 'launch.slurm.options=["--hold"]', "--set", "train.epochs=1"]
@@ -240,6 +246,7 @@ def test_the_job_as_launched_is_what_trains(hotloop: Command, job: Path, cluster
     assert (kept["train"]["epochs"], kept["launch"]["gpus"]) == (1, 4)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_an_array_whose_jobs_are_asked_one_by_one(hotloop: Command, job: Path, cluster: Cluster) -> None:
     """One of them is interrupted by a limit of its own array's place, and comes back as itself."""
     options = ["--sweep", "seed=[3, 4]", "--set", "ranks.processes=1", "--set", "launch.gpus=1"]

@@ -45,6 +45,7 @@ def lose(node: "subprocess.Popen[bytes]") -> None:
                 os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
     (tmp_path / "job.toml").write_text(TOKENS_JOB.replace("epochs = 2", "epochs = 30"))
@@ -63,6 +64,7 @@ def test_what_is_left_goes_on_after_a_node_is_lost(hotloop: Command, tmp_path: P
     assert tomllib.loads((tmp_path / "run/job.toml").read_text())["ranks"]["processes"] == 1, "the one that was left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", ["never", "from"])
 def test_torchrun_goes_on_with_what_its_ranks_have_begun(tmp_path: Path, resume: str) -> None:
     """What was set aside, or named to begin with, is so for the first start alone."""

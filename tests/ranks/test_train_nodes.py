@@ -38,6 +38,7 @@ def machines(folder: Path, run: str, name: str, *options: str) -> Iterator[list[
         ]
 
 
+@pytest.mark.slow
 def test_machines_train_as_ranks_of_one_do_whatever_ends_them(
     hotloop: Command, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def alone(folder: Path, rank: int, port: int, *options: str) -> AbstractContextM
     return started(folder, *where, "--set", "ranks.timeout=300 s", "--set", "run.dir=run", *NOISY, *options)
 
 
+@pytest.mark.slow
 def test_a_machine_that_ends_for_good_is_not_waited_for(job: Path) -> None:
     port = free_port()
     wrong = ["--set", "optimizer.name=none_such"]
@@ -98,6 +100,7 @@ def test_a_machine_that_waits_for_others_hears_a_signal(job: Path, rank: int) ->
     assert f"hotloop: machine {rank} was asked to stop before anything was trained" in err
 
 
+@pytest.mark.slow
 def test_a_first_machine_that_is_killed_is_not_waited_for(job: Path) -> None:
     """Its ranks hear of it and save before they end; those of the others with them."""
     port = free_port()

@@ -67,6 +67,7 @@ def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(hot
     assert all(torch.equal(left[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_one_goes_on_where_two_have_stopped(hotloop: Command, job: Path) -> None:
     schedule = ["--set", "schedule.name=constant"]
     hotloop("train", "job.toml", "--set", "run.dir=alone", *schedule, expect=0)
@@ -85,12 +86,14 @@ def test_a_warning_of_another_rank_is_one_line(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "warning, rank 1: " + "words " * 60 + "end\n"
 
 
+@pytest.mark.slow
 def test_bad_input_is_told_once_and_not_tried_again(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:not_a_model", expect=2)
     assert done.err.count("error: ") == 1
     assert "starting all again" not in done.err
 
 
+@pytest.mark.slow
 def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) -> None:
     words = [*TWO, "--set", "model.name=tiny:tied", "--set", "train.epochs=1", "--set"]
     refused = hotloop("train", "job.toml", *words, "parallel=fsdp", expect=2)
@@ -99,6 +102,7 @@ def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) 
     hotloop("train", "job.toml", *words, "parallel=ddp", expect=0)
 
 
+@pytest.mark.slow
 def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Path) -> None:
     words = [*TWO, "--set", "model.name=tiny:sometimes", "--set", "checkpoint.every=1 step", "--set"]
     ended = hotloop("train", "job.toml", *words, "parallel=ddp", "--set", "run.dir=run", expect=1)
@@ -109,6 +113,7 @@ def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Pat
     assert "finished" in hotloop("train", "job.toml", *words, "parallel=fsdp", expect=0).out
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
     run, elsewhere = job.parent / "run", job.parent / "elsewhere"
     with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
@@ -121,6 +126,7 @@ def test_a_run_whose_directory_has_gone_is_not_begun_anew(job: Path) -> None:
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> None:
     """Losses come to the host several at a time, and by then all ranks' weights are NaN: the first is named."""
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:NanOnSecond'\n"))
@@ -132,6 +138,7 @@ def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> No
     assert kept["error"].startswith("the loss of step 3 is nan on rank 1\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) -> None:
     options = ["--set", "ranks.timeout=4 s", "--set", "model.name=line"]
     text = job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n")
@@ -144,6 +151,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
     assert "not done" in waiting
 
 
+@pytest.mark.slow
 def test_all_stop_for_the_reason_that_one_has_heard(job: Path) -> None:
     with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
         read_until(child, "step")
@@ -154,6 +162,7 @@ def test_all_stop_for_the_reason_that_one_has_heard(job: Path) -> None:
     assert json.loads((job.parent / "run/result.json").read_text())["stopped_by"] == "SIGUSR1"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_all_ranks(job: Path) -> None:
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n"))
     with started(job.parent, *TWO, "--set", "model.name=line") as child:
@@ -223,6 +232,7 @@ raise SystemExit(train_in_ranks(command, len(asked), RanksSection(), print, lamb
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "answered"), [("45", "4")])
 def test_what_is_left_goes_on_after_a_gpu_is_lost(job: Path, asked: str, answered: str) -> None:
     """One that is left alone is looked after as several are."""
@@ -262,6 +272,7 @@ def test_a_stop_of_all_processes_before_anything_is_trained_is_a_stop(job: Path)
     assert "was asked to stop before anything was trained" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_exporter_tells_which_rank_waits_for_a_slow_one(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +295,7 @@ def test_the_exporter_tells_which_rank_waits_for_a_slow_one(
         child.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_rank_that_reads_slowly_is_named(hotloop: Command, job: Path) -> None:
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:SlowToRead'\n"))
     options = ["--set", "model.name=line", "--set", "data.workers=1", "--set", "checkpoint.every=1 epochs"]
@@ -292,6 +304,7 @@ def test_a_rank_that_reads_slowly_is_named(hotloop: Command, job: Path) -> None:
     assert "its reading holds all up" in done.err
 
 
+@pytest.mark.slow
 def test_normalising_over_one_sample_is_refused(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=tiny:cnn", "--set", "data.batch_size=6", expect=2)
     assert "the last batch of 21 samples in batches of 6 has 3 samples, shared by 2 processes" in done.err
@@ -311,6 +324,7 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command, text: Path) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
     divided = ["--set", "parallel=fsdp", "--set", "ranks.processes=3", "--set", "checkpoint.background=true"]
@@ -330,6 +344,7 @@ def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command,
 LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4", "--set", "model.arguments.hidden=48"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "processes", "more"), [("tp", 2, []), ("fsdp+tp", 4, LLAMA)])
 def test_layers_of_several_ranks_train_the_same(
     hotloop: Command, text: Path, parallel: str, processes: int, more: list[str]
@@ -347,6 +362,7 @@ def test_layers_of_several_ranks_train_the_same(
     assert "finished after 12 steps" in hotloop("train", "job.toml", *again, expect=0).out, "by one alone"
 
 
+@pytest.mark.slow
 def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotloop: Command, text: Path) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=one", expect=0)
     options = ["--set", "parallel=fsdp", "--set", "speed.compile=blocks", "--set", "run.dir=divided"]
@@ -355,12 +371,14 @@ def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotl
     assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["striped", "turned"])
 def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path, model: str) -> None:
     options = ["--set", f"model.name=tiny:{model}", "--set", "parallel=fsdp", "--set", "data.last_batch=drop"]
     assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_gradients_may_travel_in_half_as_many_bytes(hotloop: Command, text: Path, parallel: str) -> None:
     descent = ["--set", "optimizer.name=sgd", "--set", "optimizer.learning_rate=1"]  # whose steps are the gradients
@@ -372,6 +390,7 @@ def test_gradients_may_travel_in_half_as_many_bytes(hotloop: Command, text: Path
     assert found != pytest.approx(expected, rel=1e-6), "they are rounded"
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path) -> None:
     together = ["--set", "parallel=tp", "--set", "ranks.processes=3"]
     done = hotloop("train", "job.toml", *together, expect=2)
@@ -381,6 +400,7 @@ def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path)
     assert "3 processes cannot compute layers together by 2" in done.err
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_say_how_it_is_divided_is_refused(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "parallel=tp", expect=2)
     assert "Sequential does not say how its layers are divided" in done.err
@@ -394,6 +414,7 @@ def test_what_divided_weights_do_not_go_with_is_refused(hotloop: Command, text: 
     assert done.err.count("error: ") == 1
 
 
+@pytest.mark.slow
 def test_float8_goes_with_divided_weights_and_not_with_divided_layers(hotloop: Command, text: Path) -> None:
     options = [*TWO, "--set", "precision=float8", "--set"]
     done = hotloop("train", "job.toml", *options, "parallel=tp", expect=2)

@@ -297,6 +297,7 @@ for batch in DataLoader(Numbers(), 4):
 """
 
 
+@pytest.mark.slow
 def test_workers_have_ended_when_torch_would_wait_for_each(tmp_path: Path) -> None:
     """Five seconds for each one, if they give page-locked batches."""
     (tmp_path / "leaves.py").write_text(LEAVES)

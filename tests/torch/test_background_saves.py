@@ -184,6 +184,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_leaves_no_writer_and_no_half(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DYING, tmp_path], capture_output=True, text=True, timeout=60)
     writer = Path("/proc", done.stdout.strip())

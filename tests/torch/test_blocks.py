@@ -249,6 +249,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     shutdown_compile_workers()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("_compiler")
 def test_a_compiled_step_on_the_cpu_agrees() -> None:

@@ -21,6 +21,7 @@ def dumped(kind: str, folder: Path) -> list[Path]:
     return sorted(folder.glob("trace_rank_*"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"), reason="this torch records no gloo")
 @pytest.mark.parametrize(
     ("kind", "cause", "said"),

@@ -22,6 +22,7 @@ from hotloop.kernels.fuse import fused
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
+@pytest.mark.slow
 def test_the_operators_equal_the_plain_layers() -> None:
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "fused_layers.py"), "cpu", "float32"], capture_output=True, text=True,

@@ -15,6 +15,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_disturbed_run_ends_with_the_same_bits(digits: Path, request: pytest.FixtureRequest) -> None:
     trials = request.config.getoption("--kills")
     found = run_trials({"killed": trials, "damaged": 1}, digits, settings=["one"])

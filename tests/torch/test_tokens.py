@@ -61,6 +61,7 @@ def test_a_language_model_learns_text(text: Path, tmp_path: Path, name: str) -> 
     assert result.flops_per_second == pytest.approx(result.mfu * result.matrix_flops_per_second)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_bit_for_bit(text: Path, tmp_path: Path) -> None:
     _, through = run(small(text, tmp_path / "a"))
     job = small(text, tmp_path / "b")

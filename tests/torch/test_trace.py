@@ -144,6 +144,7 @@ def test_recomputing_keeps_less_in_the_order_of_what_it_costs() -> None:
         assert memory[0] > memory[1] > memory[2], (compiled, memory)
 
 
+@pytest.mark.slow
 def test_a_batch_twice_as_large_keeps_twice_as_much() -> None:
     of = tracer(transformer, (64, 64))
     for compiled in (False, True):
@@ -167,6 +168,7 @@ def test_another_batch_computes_and_moves_what_is_reckoned_for_it(
         assert moved == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("activations", ["keep", "selective", "blocks"])
 def test_blocks_that_are_not_traced_are_like_those_that_are(

@@ -151,12 +151,14 @@ def test_a_stopped_run_continues_bit_for_bit(
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(make_images: Make, tmp_path: Path) -> None:
     folder = make_images()
     hashes = {run(small(folder, tmp_path / str(n), data__workers=n))[1].weights_sha256 for n in (0, 1, 3)}
     assert len(hashes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_validation_stops_there_and_validates_again(
     make_images: Make, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -390,6 +392,7 @@ def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path) -> None:
     assert "8.3 %" in text
 
 
+@pytest.mark.slow
 def test_a_batch_is_prepared_in_full_precision(tmp_path: Path) -> None:
     """Where a crop begins, for one, is no matter for 8 bits of mantissa."""
     job = custom(tmp_path, "tiny:Rotated")
@@ -520,6 +523,7 @@ def test_a_task_that_cannot_be_made_is_bad_input(tmp_path: Path, kind: str, monk
     assert expected in caught.value.cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
 def test_a_validation_batch_that_does_not_fit_is_looked_at_in_pieces(
     make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError

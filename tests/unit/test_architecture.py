@@ -101,6 +101,7 @@ def test_what_needs_no_torch_imports_none(code: str) -> None:
     assert "torch" not in modules_after(code)
 
 
+@pytest.mark.slow
 def test_that_test_can_fail() -> None:
     assert "torch" in modules_after("import hotloop; hotloop.Step")
 

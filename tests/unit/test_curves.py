@@ -21,6 +21,7 @@ RECORD = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary() | RECORD.map(lambda record: json.dumps(record).encode())), st.integers(1, 500))
 def test_any_file_can_be_read_and_drawn(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], most: int

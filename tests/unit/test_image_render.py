@@ -43,6 +43,7 @@ def hadolint_all(files: list[Path]) -> list[str]:
     return [f"{Path(row['file']).name}:{row['line']} {row['code']} {row['message']}" for row in json.loads(done.stdout)]
 
 
+@pytest.mark.slow
 def test_every_build_of_the_table_renders_hadolint_clean_in_every_profile(tmp_path: Path) -> None:
     files = []
     for number, build in enumerate(TABLE.builds):

@@ -38,6 +38,7 @@ print(faults({blocks}))
 """
 
 
+@pytest.mark.slow
 def test_what_a_training_frees_stays_its_own_and_switched_off_it_is_no_worse_than_before() -> None:
     """One block of 8 MiB is kept by glibc itself, once it has seen it; twenty are not."""
     for blocks, pages in ((1, 0), (20, 20 * 2048)):
