@@ -57,3 +57,11 @@ def test_models_in_parts_train_what_one_would(hotloop: Command, tmp_path: Path, 
     hotloop("train", "job.toml", *several, "--set", "train.epochs=1", expect=0, timeout=200)
     hotloop("train", "job.toml", *several, expect=0, timeout=200)
     assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+
+
+def test_an_error_of_one_rank_ends_all_though_the_others_wait_for_it(hotloop: Command, job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:RaisesOnSecond'\n"))
+    options = ["--set", "ranks.processes=2", "--set", "model.name=line", "--set", "run.dir=run"]
+    done = hotloop("train", "job.toml", *options, expect=1, timeout=100)
+    assert "ValueError: a loss of the user's own" in done.err
+    assert "starting all again" not in done.err

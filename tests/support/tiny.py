@@ -202,6 +202,18 @@ class Stuck(Regression):
         return outputs
 
 
+class RaisesOnSecond(Regression):
+    """On the second rank the loss of the third step is an error."""
+
+    steps = 0
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        self.steps += outputs.requires_grad
+        if self.steps == 3 and os.environ.get("RANK") == "1":
+            raise ValueError("a loss of the user's own")
+        return super().loss(outputs, batch)
+
+
 class NanOnSecond(Regression):
     """On the second rank the loss of the third step is NaN."""
 

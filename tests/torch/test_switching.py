@@ -170,6 +170,24 @@ def test_another_pace_of_the_machine_is_no_gain(
     assert told.state == UNDONE or told.gain == pytest.approx(1 - with_it, abs=1e-3)
 
 
+@pytest.mark.parametrize(("compiled", "state"), [(0.5, ON), (0.9, UNDONE)])
+def test_what_was_no_use_to_long_steps_is_tried_on_those_that_are_much_shorter(
+    script: Callable[[Plan, Callable[[Runner], Step]], Script], compiled: float, state: str
+) -> None:
+    """The first makes a step 3 % longer, as long as that computes for more than 0.7 s."""
+    early, late = Counted(), Counted()
+
+    def step(runner: Runner) -> Step:
+        computes, loads = (compiled if late.is_on else 1.0), (0.2 if early.is_on else 0.7)
+        return Step(max(computes, loads) + 0.03 * early.is_on, 0.0)
+
+    one = script(Plan(("allocator", "compile")), step)
+    one.runner._switches |= {"allocator": early, "compile": late}
+    told = one.run()
+    assert (told["allocator"].state, early.is_on) == (state, state == ON)
+    assert told["compile"].state == ON
+
+
 def test_it_ended_before_anything_was_timed(
     script: Callable[[Plan, Callable[[Runner], Step]], Script], tmp_path: Path
 ) -> None:
