@@ -160,9 +160,9 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool, one_nod
                 observer = terminal_observer() if world.first else rank_observer(world.rank)
                 last = not world.folder  # else the agent that has started this rank may end it at any time
                 run, result = train_job(job, machine, observer, resume, world=world, last=last)
-        except StopRequested:  # one of several ranks; what was saved last is kept
+        except StopRequested:  # of one of several ranks, while the others wait for it; what was saved last is kept
             world.note("code", str(_STOPPED_EARLY))
-            return _STOPPED_EARLY
+            raise SystemExit(_STOPPED_EARLY) from None
         except HotloopError as error:
             world.note("code", str(error.exit_code))
             if not world.claims("error"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.job import Job
@@ -271,6 +272,8 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
     Args:
         device: "cuda", or "auto" where there are GPUs, gives each process the GPU of its number.
         timeout_seconds: after which a rank that waits for another one gives up.
+
+    At the end ranks wait for each other; one that an exception ends does not.
     """
     folder = os.environ.get(FOLDER, "")
     if folder:  # nobody else would end a rank whose parent was killed; SIGUSR1 has it save first
@@ -294,8 +297,10 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
             folder=folder,
             group=group,
         )
-    finally:
-        distributed.destroy_process_group()
+    except BaseException:  # NCCL's shutdown would wait for the others, which wait for this rank in a collective
+        _abort_process_group()
+        raise
+    distributed.destroy_process_group()
 
 
 def _joined(device: str, local: int, timeout: timedelta, folder: str) -> Any:
