@@ -24,6 +24,7 @@ from runs import weights_of, write_small_job
 from hotloop import Checkpointer
 from hotloop.core.errors import InputError
 from hotloop.core.job_file import parse_job
+from hotloop.storage.client_key import make_key
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
 from hotloop.train.checkpoint.copies import Copies
 
@@ -260,3 +261,46 @@ def test_large_files_come_in_pieces_that_show_life(
     assert fetched
     assert torch.equal(load_checkpoint(fetched).state["weights"], torch.arange(100_000))
     assert len(beats) > 80
+
+
+@pytest.mark.parametrize(("replaced", "client_key"), [(False, False), (False, True), (True, False)])
+def test_an_interrupted_fetch_goes_on(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool, client_key: bool
+) -> None:
+    """The second to last file's last piece has come. Meanwhile another checkpoint may have that name."""
+    monkeypatch.setattr("hotloop.train.checkpoint.copies._PIECE_BYTES", 10_000)
+    more = {}
+    if client_key:
+        make_key(tmp_path / "key")
+        more = {"client_key": f"file:{tmp_path}/key"}
+    made = copies(bucket, **more)
+
+    def send(weights: torch.Tensor) -> None:
+        shutil.rmtree(tmp_path / "there", ignore_errors=True)
+        (tmp_path / "there").mkdir()
+        Checkpointer(tmp_path / "there").save({"weights": weights}, 1)
+        made.begin(tmp_path / "there/epoch-0000-step-00000001")
+        assert [copy.trouble for copy in made.finished(wait=True)] == [""]
+
+    (tmp_path / "new").mkdir()
+    beats: list[int] = []
+
+    def until_the_last_file() -> None:
+        beats.append(1)
+        if any(path.name.startswith("state.pt") for path in (tmp_path / "new").glob(".fetched-*/*")):
+            raise KeyboardInterrupt
+
+    send(torch.arange(100_000))
+    with pytest.raises(KeyboardInterrupt):
+        made.fetch_newest(tmp_path / "new", print, until_the_last_file)
+    assert len(beats) > 80
+    if replaced:
+        send(torch.arange(100_000) + 1)
+    beats.clear()
+    fetched = made.fetch_newest(tmp_path / "new", print, lambda: beats.append(1))
+    made.close()
+    assert fetched
+    assert (len(beats) > 80) == replaced
+    assert torch.equal(load_checkpoint(fetched).state["weights"], torch.arange(100_000) + replaced)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [fetched.name]
+    assert not list(fetched.glob("*.age"))

@@ -214,7 +214,10 @@ def _copies(
         InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
         CheckpointError: what is there cannot be read.
     """
-    for left in run.checkpoints.glob(".copied-*"):  # a start that was killed while it sent them
+    useless = [".copied-*"]  # of a start that was killed while it sent them
+    if newest_path(run.checkpoints):
+        useless.append(".fetched-*")
+    for left in (path for pattern in useless for path in run.checkpoints.glob(pattern)):
         shutil.rmtree(left)
     if not job.checkpoint.copy_to:
         return None

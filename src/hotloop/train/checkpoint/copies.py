@@ -11,16 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hotloop.core.errors import CheckpointError, InputError
-from hotloop.core.files import new_directory
+from hotloop.core.files import finish_directory, start_directory
 from hotloop.core.job import CheckpointSection, StorageSection
 from hotloop.core.units import count
 from hotloop.data.object_store import obstore_module, open_store, reason
 from hotloop.storage.client_key import SUFFIX, ClientKey, Damaged, WrongKey
 from hotloop.storage.encryption import NotEncrypted, encryption
 from hotloop.train.checkpoint.checkpointer import verify_checkpoint
-from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, position_of
+from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, describe, position_of, read_manifest
 
 _PIECE_BYTES, _AT_ONCE = 1 << 24, 16
 _PATIENCE = 10
@@ -28,6 +29,7 @@ _PART_BYTES, _MOST_PARTS = 1 << 24, 9000
 """Of an object that is sent in parts; a store takes 10,000 of them."""
 _PROBE = ".hotloop-"
 _EARLIER = "use an earlier one"
+_BEGUN = ".fetched-"
 
 
 class _DamagedCopy(CheckpointError):
@@ -147,17 +149,22 @@ class Copies:
         return None
 
     def _fetched(self, position: Position, folder: Path, alive: Callable[[], None]) -> Path:
-        """The manifest first: a wrong key is told before anything large is fetched."""
+        """The manifest first: a wrong key is told before anything large is fetched. Files that an earlier start has
+        brought stay if they are what the manifest says; what a wrong copy or a full disk leaves does not.
+        """
         name = checkpoint_name(position)
-        there = [path for path in self._names() if path.startswith(f"{name}/")]
-        own = [path for path in there if path.endswith(SUFFIX) == bool(self._key)]
-        with new_directory(folder / name) as temporary:
-            for path in sorted(own, key=lambda path: not path.removesuffix(SUFFIX).endswith(MANIFEST)):
-                file = temporary / path.rpartition("/")[2]
-                self._fetch(path, file, alive)
-                if self._key:
-                    self._key.decrypt(file, file.with_suffix(""))
-                    file.unlink()
+        begun = folder / f"{_BEGUN}{name}"
+        for other in folder.glob(f"{_BEGUN}*"):
+            if other != begun:
+                shutil.rmtree(other)
+        begun.mkdir(exist_ok=True)
+        try:
+            self._complete(name, begun, alive)
+            begun.replace(start_directory(folder / name))
+            finish_directory(folder / name)
+        except (WrongKey, Damaged, OSError):
+            shutil.rmtree(begun, ignore_errors=True)
+            raise
         try:
             found = verify_checkpoint(folder / name)
             if found == position:
@@ -169,6 +176,25 @@ class Copies:
         shutil.rmtree(folder / f"damaged-{name}", ignore_errors=True)  # of an earlier start
         (folder / name).rename(folder / f"damaged-{name}")
         raise _DamagedCopy(error.what, error.cause, error.fix)
+
+    def _complete(self, name: str, begun: Path, alive: Callable[[], None]) -> None:
+        """Fetch what is not there yet."""
+        names = [path.rpartition("/")[2] for path in self._names() if path.startswith(f"{name}/")]
+        own = {each.removesuffix(SUFFIX): each for each in names if each.endswith(SUFFIX) == bool(self._key)}
+        described: dict[str, Any] = {}
+        for plain in sorted(own, key=lambda each: each != MANIFEST):
+            file, sent = begun / plain, begun / own[plain]
+            if plain in described and file.exists() and describe(file) == described[plain]:
+                continue
+            self._fetch(f"{name}/{own[plain]}", sent, alive)
+            if self._key:
+                self._key.decrypt(sent, file)
+                sent.unlink()
+            if plain == MANIFEST:
+                with suppress(TypeError, ValueError, KeyError):  # then the whole is found to be damaged
+                    described = read_manifest(file.read_bytes())["files"]
+        for left in [file for file in begun.iterdir() if file.name not in own]:
+            left.unlink()
 
     def _fetch(self, name: str, file: Path, alive: Callable[[], None]) -> None:
         """In pieces, some at a time: a store's patience is for one answer, and one stream does not fill a wide line."""
