@@ -44,16 +44,24 @@ def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
     assert "finished after 1000 steps" in out.replace(",", "")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp", "fsdp+tp"])
-def test_models_in_parts_train_what_one_would(hotloop: Command, tmp_path: Path, parallel: str) -> None:
+EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
+"""What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""
+
+
+@pytest.mark.parametrize(
+    ("parallel", "more"), [("ddp", []), ("fsdp", []), ("fsdp", EARLY), ("tp", []), ("fsdp+tp", []), ("fsdp+tp", EARLY)]
+)
+def test_models_in_parts_train_what_one_would(
+    hotloop: Command, tmp_path: Path, parallel: str, more: list[str]
+) -> None:  # fmt: skip
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
     (tmp_path / "job.toml").write_text(TOKENS_JOB.replace('"cpu"', '"cuda"\nprecision = "fp32"'))
-    hotloop("train", "job.toml", "--set", "run.dir=one", "--set", "parallel=none", expect=0, timeout=200)
+    hotloop("train", "job.toml", "--set", "run.dir=one", "--set", "parallel=none", *more, expect=0, timeout=200)
     ranks = 4 if "+" in parallel else 2
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
     several = ["--set", f"parallel={parallel}", "--set", f"ranks.processes={ranks}", "--set", "run.dir=several"]
-    several += ["--set", "checkpoint.background=true"]
+    several += ["--set", "checkpoint.background=true", *more]
     hotloop("train", "job.toml", *several, "--set", "train.epochs=1", expect=0, timeout=200)
     hotloop("train", "job.toml", *several, expect=0, timeout=200)
     assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)

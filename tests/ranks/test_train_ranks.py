@@ -341,6 +341,18 @@ def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command,
     assert "finished after 12 steps" in done.out
 
 
+EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
+"""What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""
+
+
+def test_weights_that_are_updated_during_backward_become_those_of_one(hotloop: Command, text: Path) -> None:
+    hotloop("train", "job.toml", "--set", "run.dir=one", *EARLY, expect=0)
+    divided = ["--set", "parallel=fsdp", *TWO, "--set", "run.dir=divided", *EARLY]
+    hotloop("train", "job.toml", *divided, expect=0)
+    torch.testing.assert_close(weights_of(text.parent / "divided"), weights_of(text.parent / "one"))
+    assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-4)
+
+
 LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4", "--set", "model.arguments.hidden=48"]
 
 
