@@ -16,13 +16,13 @@ test: lint
 	$(MAKE) --jobs 3 --keep-going test-commands test-engines test-others
 
 test-commands: setup
-	$(call pytest,commands,tests/cli tests/docs)
+	$(call pytest,commands,tests/cli)
 
 test-engines: setup
-	$(call pytest,engines,tests/engines)
+	$(call pytest,engines,tests/engines tests/ranks tests/docs)
 
 test-others: setup
-	$(call pytest,others,--ignore tests/cli --ignore tests/docs --ignore tests/engines)
+	$(call pytest,others,--ignore tests/cli --ignore tests/engines --ignore tests/ranks --ignore tests/docs)
 
 # Three lanes on two cores are no even machine: what has failed is run once more.
 define pytest

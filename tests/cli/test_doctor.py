@@ -99,6 +99,7 @@ def test_tensorflow_starts_and_computes_without_a_gpu(hotloop: Command, monkeypa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("tensorflow"), reason="TensorFlow is not installed")
 def test_a_tensorflow_that_computes_wrongly_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reader(tmp_path, "sitecustomize", "from importlib import import_module\nimport sys\n" + WRONG_PRODUCT)
@@ -165,6 +166,7 @@ def test_files_that_are_no_machine_are_told_in_three_lines(
     assert len(failed.err.strip().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_options_that_do_not_go_together_are_told(hotloop: Command, saved: Path) -> None:
     assert "--deep needs the machine itself" in hotloop("doctor", "--deep", "--machine", str(saved), expect=2).err
     assert "is no folder" in hotloop("doctor", "--data", "nowhere", expect=2).err

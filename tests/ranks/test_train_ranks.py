@@ -181,6 +181,7 @@ def test_a_second_ctrl_c_ends_all_ranks(job: Path) -> None:
     assert not left, "they train on, or hang for ever, and nobody looks after them"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_all_are_to_stop_is_a_stop(job: Path) -> None:
     """As where memory runs out while it saves, or the notice's time is up: what was saved last is there."""
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n"))
@@ -260,6 +261,7 @@ if "RANK" in os.environ:
 """
 
 
+@pytest.mark.slow
 def test_a_stop_of_all_processes_before_anything_is_trained_is_a_stop(job: Path) -> None:
     """As an engine sends it while ranks import what they need."""
     (job.parent / "sitecustomize.py").write_text(STOPPED_WHILE_IMPORTING)

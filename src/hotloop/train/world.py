@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -298,7 +298,8 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
             group=group,
         )
     except BaseException:  # NCCL's shutdown would wait for the others, which wait for this rank in a collective
-        _abort_process_group()
+        with suppress(RuntimeError):  # after an error of the GPU each call raises that error again
+            _abort_process_group()
         raise
     distributed.destroy_process_group()
 

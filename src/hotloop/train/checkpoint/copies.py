@@ -191,8 +191,8 @@ class Copies:
                 self._key.decrypt(sent, file)
                 sent.unlink()
             if plain == MANIFEST:
-                with suppress(TypeError, ValueError, KeyError):  # then the whole is found to be damaged
-                    described = read_manifest(file.read_bytes())["files"]
+                with suppress(AttributeError, KeyError, TypeError, ValueError):  # then the whole is found to be damaged
+                    described = dict(read_manifest(file.read_bytes())["files"])
         for left in [file for file in begun.iterdir() if file.name not in own]:
             left.unlink()
 
