@@ -140,7 +140,7 @@ def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> No
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) -> None:
-    options = ["--set", "ranks.timeout=4 s", "--set", "model.name=line"]
+    options = ["--set", "ranks.timeout=15 s", "--set", "model.name=line"]
     text = job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n")
     job.write_text(text)
     done = hotloop("train", "job.toml", *TWO, *options, expect=1)
