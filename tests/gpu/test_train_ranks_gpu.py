@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import SMALL_JOB, TOKENS_JOB, losses, rank_of, read_until, started
+from runs import EARLY, SMALL_JOB, TOKENS_JOB, losses, rank_of, read_until, started
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -44,10 +44,6 @@ def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
     assert "finished after 1000 steps" in out.replace(",", "")
 
 
-EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
-"""What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""
-
-
 @pytest.mark.parametrize(
     ("parallel", "more"), [("ddp", []), ("fsdp", []), ("fsdp", EARLY), ("tp", []), ("fsdp+tp", []), ("fsdp+tp", EARLY)]
 )
@@ -68,7 +64,7 @@ def test_models_in_parts_train_what_one_would(
 
 
 def test_an_error_of_one_rank_ends_all_though_the_others_wait_for_it(hotloop: Command, job: Path) -> None:
-    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:RaisesOnSecond'\n"))
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:BrokenOnSecond'\n"))
     options = ["--set", "ranks.processes=2", "--set", "model.name=line", "--set", "run.dir=run"]
     done = hotloop("train", "job.toml", *options, expect=1, timeout=100)
     assert "ValueError: a loss of the user's own" in done.err

@@ -14,7 +14,18 @@ import pytest
 import torch
 from command import Command
 from exporter import exporter
-from runs import SUPPORT, TOKENS_JOB, folder_of, losses, rank_of, read_until, started, weights_of, write_small_job
+from runs import (
+    EARLY,
+    SUPPORT,
+    TOKENS_JOB,
+    folder_of,
+    losses,
+    rank_of,
+    read_until,
+    started,
+    weights_of,
+    write_small_job,
+)
 
 from hotloop.cli.progress import rank_observer
 from hotloop.train.elastic import _left
@@ -341,10 +352,6 @@ def test_divided_weights_train_the_same_and_any_number_goes_on(hotloop: Command,
     done = hotloop("train", "job.toml", *again, expect=0)
     assert "changed since" in done.err
     assert "finished after 12 steps" in done.out
-
-
-EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
-"""What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""
 
 
 def test_weights_that_are_updated_during_backward_become_those_of_one(hotloop: Command, text: Path) -> None:

@@ -69,6 +69,8 @@ learning_rate = 0.003
 [log]
 every = 1
 """
+EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
+"""What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""
 
 
 def write_small_job(make_images: Callable[..., Path], folder: Path) -> Path:

@@ -202,27 +202,25 @@ class Stuck(Regression):
         return outputs
 
 
-class RaisesOnSecond(Regression):
-    """On the second rank the loss of the third step is an error."""
-
-    steps = 0
-
-    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        self.steps += outputs.requires_grad
-        if self.steps == 3 and os.environ.get("RANK") == "1":
-            raise ValueError("a loss of the user's own")
-        return super().loss(outputs, batch)
-
-
-class NanOnSecond(Regression):
-    """On the second rank the loss of the third step is NaN."""
+class BrokenOnSecond(Regression):
+    """On the second rank the loss of the third step is `broken`."""
 
     steps = 0
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         self.steps += outputs.requires_grad
         found = super().loss(outputs, batch)
-        return found * float("nan") if self.steps == 3 and os.environ.get("RANK") == "1" else found
+        return self.broken(found) if self.steps == 3 and os.environ.get("RANK") == "1" else found
+
+    def broken(self, loss: Tensor) -> Tensor:
+        raise ValueError("a loss of the user's own")
+
+
+class NanOnSecond(BrokenOnSecond):
+    """There it is NaN."""
+
+    def broken(self, loss: Tensor) -> Tensor:
+        return loss * float("nan")
 
 
 class SlowLine(Line):

@@ -176,7 +176,7 @@ class Runner:
             before = yield from self._timed(training)
         self._before = before.seconds
         for name, switch in [*self._switches.items()] * 2:
-            if name in self._told and not self._is_open(name, before):
+            if name in self._told and not self._worth_another_try(name, before):
                 continue
             # A few steps may not have waited for batches where others will.
             training.waits = 1.0 if self._plan.asked else before.waits
@@ -193,8 +193,8 @@ class Runner:
         if self._plan.tell:
             yield from self._telling(training)
 
-    def _is_open(self, name: str, now: Mean) -> bool:
-        """Whether what is off is worth another look: shorter steps may wait for batches where longer ones did not."""
+    def _worth_another_try(self, name: str, now: Mean) -> bool:
+        """Whether what is off is worth it: shorter steps may wait for batches where longer ones did not."""
         told = self._told[name]
         undone = told.state == UNDONE and now.seconds < _MUCH_SHORTER * self._judged_at.get(name, 0.0)
         return told.state == UNFIT or undone

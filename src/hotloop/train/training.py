@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -26,7 +25,7 @@ from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
 from hotloop.train.card_errors import card_errors
 from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint, newest_path
-from hotloop.train.checkpoint.copies import Copies
+from hotloop.train.checkpoint.copies import Copies, remove_left
 from hotloop.train.checkpoint.hashes import HashedTogether, hash_files
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
@@ -214,11 +213,7 @@ def _copies(
         InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
         CheckpointError: what is there cannot be read.
     """
-    useless = [".copied-*"]  # of a start that was killed while it sent them
-    if newest_path(run.checkpoints):
-        useless.append(".fetched-*")
-    for left in (path for pattern in useless for path in run.checkpoints.glob(pattern)):
-        shutil.rmtree(left)
+    remove_left(run.checkpoints)
     if not job.checkpoint.copy_to:
         return None
     copies = Copies(job.checkpoint, job.storage, run.directory.name)

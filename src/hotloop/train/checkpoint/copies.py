@@ -20,7 +20,7 @@ from hotloop.core.units import count
 from hotloop.data.object_store import obstore_module, open_store, reason
 from hotloop.storage.client_key import SUFFIX, ClientKey, Damaged, WrongKey
 from hotloop.storage.encryption import NotEncrypted, encryption
-from hotloop.train.checkpoint.checkpointer import verify_checkpoint
+from hotloop.train.checkpoint.checkpointer import newest_path, verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, describe, position_of, read_manifest
 
 _PIECE_BYTES, _AT_ONCE = 1 << 24, 16
@@ -29,7 +29,8 @@ _PART_BYTES, _MOST_PARTS = 1 << 24, 9000
 """Of an object that is sent in parts; a store takes 10,000 of them."""
 _PROBE = ".hotloop-"
 _EARLIER = "use an earlier one"
-_BEGUN = ".fetched-"
+_SENT, _BEGUN = ".copied-", ".fetched-"
+"""Beside checkpoints: what is being sent, and what has come so far."""
 
 
 class _DamagedCopy(CheckpointError):
@@ -50,6 +51,13 @@ class Copy:
     seconds: float
     trouble: str = ""
     refused: NotEncrypted | None = None
+
+
+def remove_left(folder: Path) -> None:
+    """Remove what a killed start had put aside to send; where there are checkpoints, also what it had fetched."""
+    useless = (_SENT, _BEGUN) if newest_path(folder) else (_SENT,)
+    for left in [path for path in folder.glob(".*") if path.name.startswith(useless)]:
+        shutil.rmtree(left)
 
 
 class Copies:
@@ -159,7 +167,7 @@ class Copies:
                 shutil.rmtree(other)
         begun.mkdir(exist_ok=True)
         try:
-            self._complete(name, begun, alive)
+            self._fetch_missing(name, begun, alive)
             begun.replace(start_directory(folder / name))
             finish_directory(folder / name)
         except (WrongKey, Damaged, OSError):
@@ -177,7 +185,7 @@ class Copies:
         (folder / name).rename(folder / f"damaged-{name}")
         raise _DamagedCopy(error.what, error.cause, error.fix)
 
-    def _complete(self, name: str, begun: Path, alive: Callable[[], None]) -> None:
+    def _fetch_missing(self, name: str, begun: Path, alive: Callable[[], None]) -> None:
         """Fetch what is not there yet."""
         names = [path.rpartition("/")[2] for path in self._names() if path.startswith(f"{name}/")]
         own = {each.removesuffix(SUFFIX): each for each in names if each.endswith(SUFFIX) == bool(self._key)}
@@ -219,7 +227,7 @@ class Copies:
         if self._begun and self._begun[-1].cancel():
             shutil.rmtree(self._aside)
         # One of that name may still be sent: a position is saved again by a run that went back to it.
-        self._aside = checkpoint.with_name(f".copied-{next(self._numbers)}-{checkpoint.name}")
+        self._aside = checkpoint.with_name(f"{_SENT}{next(self._numbers)}-{checkpoint.name}")
         try:
             shutil.copytree(checkpoint, self._aside, copy_function=_link)  # it may be removed before it is sent
         except (OSError, shutil.Error) as error:
