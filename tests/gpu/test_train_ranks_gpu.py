@@ -65,7 +65,6 @@ def test_models_in_parts_train_what_one_would(
 
 def test_an_error_of_one_rank_ends_all_though_the_others_wait_for_it(hotloop: Command, job: Path) -> None:
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:BrokenOnSecond'\n"))
-    options = ["--set", "ranks.processes=2", "--set", "model.name=line", "--set", "run.dir=run"]
-    done = hotloop("train", "job.toml", *options, expect=1, timeout=100)
+    options = ["--set", "ranks.processes=2", "--set", "ranks.restarts=0", "--set", "model.name=line"]
+    done = hotloop("train", "job.toml", *options, expect=1, timeout=100)  # NCCL's own limit is ten minutes
     assert "ValueError: a loss of the user's own" in done.err
-    assert "starting all again" not in done.err
