@@ -136,6 +136,32 @@ def two_cards(result: dict[str, Any]) -> tuple[str, str]:
     return f"ResNet-50, 224 pixels, batch 128 on each of {result['ranks']} GPUs", text
 
 
+def scaling(result: dict[str, Any]) -> tuple[str, str]:
+    shares, speed = result["scaling"], result["images_per_second"][str(result["ranks"])]
+    text = f"{spread(speed, 'images/s')}: **{shares['hotloop']:.3f}** of so many times one GPU"
+    if "by hand" in shares:
+        text += f"; compiled DistributedDataParallel by hand {shares['by hand']:.3f}"
+    if "JPEG files" in shares:
+        text += f"; from JPEG files {shares['JPEG files']:.3f} of the speed with data on the GPUs"
+    return f"ResNet-50, 224 pixels, bf16, batch 256 on each of {result['ranks']} GPUs", text
+
+
+def llama(result: dict[str, Any]) -> tuple[str, str]:
+    text = f"{spread(result['hotloop'], 'tokens/s/GPU')}: **{result['ratio']:.3f} ×** compiled FSDP2 blocks by hand"
+    if "float8" in result:
+        text += f"; float8 {result['hotloop, float8']['median']:,.0f}, **{result['float8']:.2f} ×** that"
+    return f"Llama 3 8B's shapes, {result['layers']} layers, 8,192 tokens on each GPU, AdamW", text
+
+
+def checkpoint_stall(result: dict[str, Any]) -> tuple[str, str]:
+    stall, share = result["stall"], result["speed_with_saves"]
+    text = (
+        f"waits {stall['median']:.2f} s ({stall['low']:.2f} to {stall['high']:.2f}), n = {stall['n']}; "
+        f"**{share['median']:.3f}** of the speed without, with a save every {result['every']} steps"
+    )
+    return f"the same shapes, {result['layers']} layers: a checkpoint with Adam's state, beside the training", text
+
+
 def jpeg_to_gpu(result: dict[str, Any]) -> tuple[str, str]:
     numbers = [number for number in ("16", "8", "4") if number in result]
     shares = ", ".join(f"{result[number]['ratios']['data on the GPU']:.3f} with {number}" for number in numbers)
@@ -300,6 +326,9 @@ ROWS = {
     "step_second_start": step_second_start,
     "gpt2": gpt2,
     "two_cards": two_cards,
+    "scaling": scaling,
+    "llama": llama,
+    "checkpoint_stall": checkpoint_stall,
     "imagenet_run": imagenet_run,
     "any_script_cuda": any_script,
     "any_script_cpu": any_script,
