@@ -2,8 +2,9 @@
 
 224 pixels, bf16, batches of 256 on each GPU. Data lies on the GPUs, or comes from JPEG files (photographs of 500 × 375
 pixels, 110 to 140 KiB). Each figure is an epoch of a run, of 24 steps with any number of GPUs, after those in which all
-is compiled and tried. The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on
-the GPU.
+is compiled and tried. Cards of one host differ, and several go at the pace of the slowest: what one does is measured on
+each of them, side by side, each with its share of the processors. The rival compiles what DDP wraps (static graph,
+bucket views), on random batches that stay on the GPU.
 
 Goals: 0.975 of so many times one GPU's speed; from JPEG files 0.95 of the speed with data on the GPUs.
 """
@@ -14,6 +15,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ import tomli_w
 import torch
 from contenders import Image, hand_written, measure
 from photographs import make_photographs
+from places import Place, places
 from record import Figure, add_device, publish, record_so_far
 from step import resnet
 from torch import distributed, multiprocessing
@@ -31,6 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 _WARM_STEPS = 60
 """hotloop tries two ways of averaging gradients in the first 30."""
 _SCALE, _RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
+
+
+Epochs = dict[str, list[float]]
+"""Images/s of each epoch, of each contender."""
 
 
 class Sizes:
@@ -63,7 +71,24 @@ def write_arrays(file: Path, sizes: Sizes, ranks: int) -> Path:
     return file
 
 
-def trained(sizes: Sizes, data: Path, ranks: int, folder: Path) -> list[float]:
+_ALONE = "1, card "
+
+
+def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
+    """Each card by itself."""
+
+    def on(place: Place) -> list[float]:
+        place.take()
+        return trained(sizes, data, 1, Path(tempfile.mkdtemp(dir=folder)), place.environment)
+
+    parts = places(sizes.ranks if sizes.device == "cuda" else 0)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return {_ALONE + ",".join(place.gpus): found for place, found in zip(parts, pool.map(on, parts), strict=True)}
+
+
+def trained(
+    sizes: Sizes, data: Path, ranks: int, folder: Path, environment: Mapping[str, str] = os.environ
+) -> list[float]:
     """Images/s of each epoch of `hotloop train` once it is warm."""
     batch = sizes.batch * ranks
     epochs = sizes.warm_epochs + sizes.epochs
@@ -86,7 +111,7 @@ def trained(sizes: Sizes, data: Path, ranks: int, folder: Path) -> list[float]:
     file = folder / "job.toml"
     file.write_text(tomli_w.dumps(job))
     command = [sys.executable, "-m", "hotloop", "train", str(file)]
-    done = subprocess.run(command, timeout=400, capture_output=True, text=True)
+    done = subprocess.run(command, timeout=400, capture_output=True, text=True, env=dict(environment))
     if done.returncode:
         sys.exit(f"{ranks} ranks ended with {done.returncode}:\n{done.stderr[-4000:]}")
     for line in done.stderr.splitlines():
@@ -133,23 +158,28 @@ def main() -> None:
     add_device(parser)
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device)
-    speeds: dict[str, list[float]] = {}
+    speeds: Epochs = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        contenders = {}
-        for ranks in (1, sizes.ranks):
-            arrays = write_arrays(folder / f"images-{ranks}.npz", sizes, ranks)
-            contenders[str(ranks)] = partial(trained, sizes, arrays, ranks, folder)
+
+        def together(data: Path, contender: str) -> Epochs:
+            return {contender: trained(sizes, data, sizes.ranks, folder)}
+
+        one, several = (write_arrays(folder / f"images-{ranks}.npz", sizes, ranks) for ranks in (1, sizes.ranks))
+        contenders: list[Callable[[], Epochs]] = [
+            partial(alone, sizes, one, folder),
+            partial(together, several, str(sizes.ranks)),
+        ]
         if "jpeg" not in arguments.without:
             photographs = arguments.photographs or folder / "photographs"
             if not photographs.exists() or not os.listdir(photographs):
                 make_photographs(photographs, sizes.images(sizes.ranks))
-            contenders["JPEG files"] = partial(trained, sizes, photographs, sizes.ranks, folder)
+            contenders.append(partial(together, photographs, "JPEG files"))
         for number in range(arguments.rounds):
-            for contender, figures in contenders.items():
-                found = figures()
-                speeds.setdefault(contender, []).extend(found)
-                print(f"round {number + 1}, {contender}: {[round(speed) for speed in found]}", file=sys.stderr)
+            for figures in contenders:
+                for contender, found in figures().items():
+                    speeds.setdefault(contender, []).extend(found)
+                    print(f"round {number + 1}, {contender}: {[round(speed) for speed in found]}", file=sys.stderr)
                 record_so_far("scaling", content(sizes, speeds), sizes.device)
         if "by hand" not in arguments.without:
             for ranks in (1, sizes.ranks):
@@ -158,9 +188,10 @@ def main() -> None:
     publish_or_print(content(sizes, speeds), arguments)
 
 
-def content(sizes: Sizes, speeds: dict[str, list[float]]) -> dict[str, Any]:
+def content(sizes: Sizes, speeds: Epochs) -> dict[str, Any]:
     """Figures and ratios of what has been timed so far."""
-    figures = {name: Figure.of(values, "images/s") for name, values in speeds.items()}
+    one = [speed for name, found in speeds.items() if name.startswith(_ALONE) for speed in found]
+    figures = {name: Figure.of(values, "images/s") for name, values in [("1", one), *speeds.items()]}
     several = str(sizes.ranks)
     pairs = {
         "hotloop": (several, "1", sizes.ranks),
@@ -174,9 +205,9 @@ def content(sizes: Sizes, speeds: dict[str, list[float]]) -> dict[str, Any]:
         "images_per_second": {name: vars(figure) for name, figure in figures.items()},
         "epochs": speeds,
         "scaling": {
-            name: figures[one].median / figures[other].median / times
-            for name, (one, other, times) in pairs.items()
-            if one in figures and other in figures
+            name: figures[these].median / figures[those].median / times
+            for name, (these, those, times) in pairs.items()
+            if these in figures and those in figures
         },
     }
 

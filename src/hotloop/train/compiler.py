@@ -139,6 +139,24 @@ def without_compiler() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+def uncut() -> AbstractContextManager[object]:
+    """In this block a model within `DistributedDataParallel` is compiled as one piece. By default it is cut where a
+    message is to leave in the middle of backward, and no kernel computes across a cut.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    patched: AbstractContextManager[object] = torch._dynamo.config.patch(optimize_ddp=False)
+    return patched
+
+
+def compile_anew(model: nn.Module) -> None:
+    """Forget what is compiled of it: whether it is cut is no part of what the compiler compares."""
+    for module in model.modules():
+        call: Any = module._compiled_call_impl
+        if call is not None:
+            torch._dynamo.eval_frame.remove_from_cache(call._torchdynamo_orig_callable)
+
+
 class Breaks:
     """Why what is compiled from now on, in this process, is not one piece."""
 

@@ -1,7 +1,7 @@
 """Processes that train one model together: what they have to agree on when memory runs out on one of them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import Job
 from hotloop.train.communication import Communication
+from hotloop.train.compiler import compile_anew, uncut
 from hotloop.train.early_update import EarlyUpdate
 from hotloop.train.gathered import Gathered
 from hotloop.train.pieces import no_room
@@ -49,7 +50,7 @@ class Ranks:
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
-        apart: gradients stay where they are in every window, and `average` is called after backward.
+        apart: gradients stay where they are in every window, and `average` is called after backward: `average_apart`.
         communication: how long windows wait for messages, where the model itself is a `DistributedDataParallel`.
     """
 
@@ -167,7 +168,7 @@ class Ranks:
             return
         if self._averages_after:
             self._ddp.require_forward_param_sync = False
-        with self.communication.buffers_of(self._ddp), self._ddp.no_sync():
+        with self.communication.buffers_of(self._ddp), self._ddp.no_sync(), uncut() if self.apart else nullcontext():
             yield
 
     def _check_averaged(self, ddp: DistributedDataParallel) -> None:
@@ -281,6 +282,13 @@ class Ranks:
             self.communication.end()
         if self._ddp:  # for an evaluation; a window that needs it otherwise says so
             self._ddp.require_forward_param_sync = True
+
+    def average_apart(self, apart: bool) -> None:
+        """From the next window on, or not; all ranks do so for the same one."""
+        if self._ddp and apart != self.apart:
+            compile_anew(self._ddp)  # in pieces, or in one
+        self.apart = apart
+        self.start_again()
 
     def start_again(self) -> None:
         """The next windows are of another size."""
