@@ -87,6 +87,7 @@ def _compile_in_place(module: nn.Module, fused: Callable[..., Any] | None) -> No
             return fused(*arguments, **named)
         return call(*arguments, **named)
 
+    call_module.__code__ = call_module.__code__.replace()  # the compiler remembers by it: no other model's
     module._compiled_call_impl = torch.compile(call_module, dynamic=False, options=_options() if fused else None)
 
 

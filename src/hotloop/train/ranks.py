@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import Job
 from hotloop.train.communication import Communication
-from hotloop.train.compiler import compile_anew, uncut
+from hotloop.train.compiler import compile_anew, first_words, uncut
 from hotloop.train.early_update import EarlyUpdate
 from hotloop.train.gathered import Gathered
 from hotloop.train.pieces import no_room
@@ -23,15 +23,20 @@ from hotloop.train.step_settings import StepSettings
 from hotloop.train.world import DIVIDED, TENSOR, World
 
 _CAUTIOUS_WINDOWS = 2
-_SMALLER, _STOP, _DURING = 1.0, 2.0, 3.0
+_SMALLER, _DURING, _STOP = 1.0, 2.0, 3.0
+"""What a rank tells the others; the largest is what all do."""
 
 
 class PeerOutOfMemory(torch.OutOfMemoryError):
     """Memory ran out on another rank."""
 
 
-class PeerCannotAverageApart(Exception):
-    """Another rank cannot have its gradients averaged after backward."""
+class CannotAverageApart(Exception):
+    """Gradients have to be averaged during backward."""
+
+
+class PeerCannotAverageApart(CannotAverageApart):
+    """Another rank has said so."""
 
 
 class Ranks:
@@ -195,12 +200,7 @@ class Ranks:
         parameters = self.parameters()
         some = [float(parameter.grad is not None) for parameter in parameters]
         code, missing, *used = self.largest([0.0, float(not all(some)), *some])
-        if code == _SMALLER:
-            raise PeerOutOfMemory("another rank ran out of memory")
-        if code == _STOP:
-            raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
-        if code == _DURING:
-            raise PeerCannotAverageApart("another rank cannot have its gradients averaged after backward")
+        self._obey(code, than=0.0)
         self._agreed = True
         if self.apart:
             return
@@ -263,7 +263,11 @@ class Ranks:
         return torch.futures.collect_all([work.get_future() for work in works]).then(taken)
 
     def tell(self, stop: bool) -> None:
-        """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""
+        """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop.
+
+        Raises:
+            PeerCannotAverageApart: another rank has told that meanwhile.
+        """
         self._tell(_STOP if stop else _SMALLER)
 
     def go_back(self) -> None:
@@ -272,7 +276,34 @@ class Ranks:
 
     def _tell(self, code: float) -> None:
         if self.cautious:
-            self.largest([code, 0.0, *[0.0] * len(self.parameters())])
+            agreed, *_ = self.largest([code, 0.0, *[0.0] * len(self.parameters())])
+            self._obey(agreed, than=code)
+
+    def _obey(self, code: float, than: float) -> None:
+        """Do what another rank has told, if that is more than what this one has."""
+        if code <= than:
+            return
+        if code == _SMALLER:
+            raise PeerOutOfMemory("another rank ran out of memory")
+        if code == _STOP:
+            raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
+        raise PeerCannotAverageApart("another rank cannot have its gradients averaged after backward")
+
+    @contextmanager
+    def averaging_apart(self) -> Iterator[None]:
+        """What does not work inside is no error as long as all can still average during backward.
+
+        Raises:
+            CannotAverageApart: it does not.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not self.can_go_back:
+                raise
+            raise CannotAverageApart(first_words(error)) from error
 
     def window_done(self) -> None:
         """Count a window."""
