@@ -415,7 +415,7 @@ class Step:
             # As the gradient of the loss, share and scale cost no kernel of their own.
             scale = self._scaler.scale(self._share)
             if flat:
-                with self._ranks.averaging_apart():
+                with self._ranks.averaging_apart(), memory_errors():
                     flat.put(flat.stand_ins.gradients(loss.float(), scale), first)
             else:
                 self.communication.backward(loss.float(), scale)
