@@ -55,7 +55,7 @@ class Ranks:
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
-        apart: gradients stay where they are in every window, and `average` is called after backward: `average_apart`.
+        apart: gradients stay where they are in every window, and `average` is called after it; see `average_apart`.
         communication: how long windows wait for messages, where the model itself is a `DistributedDataParallel`.
     """
 
