@@ -33,7 +33,7 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 _WARM_STEPS = 60
-"""hotloop may try two ways of averaging gradients in the first 30."""
+"""hotloop tries two ways of averaging gradients in the first 30."""
 _SCALE, _RATIO = [0.08, 1.0], [3 / 4, 4 / 3]
 
 

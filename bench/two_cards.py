@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 _BEFORE = 45
-"""Steps before any is timed: hotloop may try two ways of averaging gradients in the first 30."""
+"""Steps before any is timed: hotloop tries two ways of averaging gradients in the first 30."""
 
 
 def layers() -> nn.Module:

@@ -87,7 +87,6 @@ def _compile_in_place(module: nn.Module, fused: Callable[..., Any] | None) -> No
             return fused(*arguments, **named)
         return call(*arguments, **named)
 
-    call_module.__code__ = call_module.__code__.replace()  # the compiler remembers by it: no other model's
     module._compiled_call_impl = torch.compile(call_module, dynamic=False, options=_options() if fused else None)
 
 
@@ -138,24 +137,6 @@ def without_compiler() -> AbstractContextManager[object]:
     """Run what is compiled as it stands in this block, so that a rare shape costs no compilation."""
     # Where its machinery was never loaded nothing is compiled, and loading it would take two seconds.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-def uncut() -> AbstractContextManager[object]:
-    """In this block a model within `DistributedDataParallel` is compiled as one piece. By default it is cut where a
-    message is to leave in the middle of backward, and no kernel computes across a cut.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    patched: AbstractContextManager[object] = torch._dynamo.config.patch(optimize_ddp=False)
-    return patched
-
-
-def compile_anew(model: nn.Module) -> None:
-    """Forget what is compiled of it: whether it is cut is no part of what the compiler compares."""
-    for module in model.modules():
-        call: Any = module._compiled_call_impl
-        if call is not None:
-            torch._dynamo.eval_frame.remove_from_cache(call._torchdynamo_orig_callable)
 
 
 class Breaks:

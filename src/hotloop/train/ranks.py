@@ -1,7 +1,7 @@
 """Processes that train one model together: what they have to agree on when memory runs out on one of them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import Job
 from hotloop.train.communication import Communication
-from hotloop.train.compiler import compile_anew, first_words, uncut
 from hotloop.train.early_update import EarlyUpdate
 from hotloop.train.gathered import Gathered
 from hotloop.train.pieces import no_room
@@ -23,20 +22,15 @@ from hotloop.train.step_settings import StepSettings
 from hotloop.train.world import DIVIDED, TENSOR, World
 
 _CAUTIOUS_WINDOWS = 2
-_SMALLER, _DURING, _STOP = 1.0, 2.0, 3.0
-"""What a rank tells the others; the largest is what all do."""
+_SMALLER, _STOP, _DURING = 1.0, 2.0, 3.0
 
 
 class PeerOutOfMemory(torch.OutOfMemoryError):
     """Memory ran out on another rank."""
 
 
-class CannotAverageApart(Exception):
-    """Gradients have to be averaged during backward."""
-
-
-class PeerCannotAverageApart(CannotAverageApart):
-    """Another rank has said so."""
+class PeerCannotAverageApart(Exception):
+    """Another rank cannot have its gradients averaged after backward."""
 
 
 class Ranks:
@@ -55,7 +49,7 @@ class Ranks:
 
     Attributes:
         several: whether other processes take part, so that a step cannot be repeated alone.
-        apart: gradients stay where they are in every window, and `average` is called after it; see `average_apart`.
+        apart: gradients stay where they are in every window, and `average` is called after backward.
         communication: how long windows wait for messages, where the model itself is a `DistributedDataParallel`.
     """
 
@@ -173,7 +167,7 @@ class Ranks:
             return
         if self._averages_after:
             self._ddp.require_forward_param_sync = False
-        with self.communication.buffers_of(self._ddp), self._ddp.no_sync(), uncut() if self.apart else nullcontext():
+        with self.communication.buffers_of(self._ddp), self._ddp.no_sync():
             yield
 
     def _check_averaged(self, ddp: DistributedDataParallel) -> None:
@@ -200,7 +194,12 @@ class Ranks:
         parameters = self.parameters()
         some = [float(parameter.grad is not None) for parameter in parameters]
         code, missing, *used = self.largest([0.0, float(not all(some)), *some])
-        self._obey(code, than=0.0)
+        if code == _SMALLER:
+            raise PeerOutOfMemory("another rank ran out of memory")
+        if code == _STOP:
+            raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
+        if code == _DURING:
+            raise PeerCannotAverageApart("another rank cannot have its gradients averaged after backward")
         self._agreed = True
         if self.apart:
             return
@@ -263,11 +262,7 @@ class Ranks:
         return torch.futures.collect_all([work.get_future() for work in works]).then(taken)
 
     def tell(self, stop: bool) -> None:
-        """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop.
-
-        Raises:
-            PeerCannotAverageApart: another rank has told that meanwhile.
-        """
+        """Tell the others, who wait in `agree`, that memory ran out here: to take smaller pieces, or to stop."""
         self._tell(_STOP if stop else _SMALLER)
 
     def go_back(self) -> None:
@@ -276,34 +271,7 @@ class Ranks:
 
     def _tell(self, code: float) -> None:
         if self.cautious:
-            agreed, *_ = self.largest([code, 0.0, *[0.0] * len(self.parameters())])
-            self._obey(agreed, than=code)
-
-    def _obey(self, code: float, than: float) -> None:
-        """Do what another rank has told, if that is more than what this one has."""
-        if code <= than:
-            return
-        if code == _SMALLER:
-            raise PeerOutOfMemory("another rank ran out of memory")
-        if code == _STOP:
-            raise HotloopError("another rank has no room for a single sample", "it says which", "see its message")
-        raise PeerCannotAverageApart("another rank cannot have its gradients averaged after backward")
-
-    @contextmanager
-    def averaging_apart(self) -> Iterator[None]:
-        """What does not work inside is no error as long as all can still average during backward.
-
-        Raises:
-            CannotAverageApart: it does not.
-        """
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if not self.can_go_back:
-                raise
-            raise CannotAverageApart(first_words(error)) from error
+            self.largest([code, 0.0, *[0.0] * len(self.parameters())])
 
     def window_done(self) -> None:
         """Count a window."""
@@ -313,13 +281,6 @@ class Ranks:
             self.communication.end()
         if self._ddp:  # for an evaluation; a window that needs it otherwise says so
             self._ddp.require_forward_param_sync = True
-
-    def average_apart(self, apart: bool) -> None:
-        """From the next window on, or not; all ranks do so for the same one."""
-        if self._ddp and apart != self.apart:
-            compile_anew(self._ddp)  # in pieces, or in one
-        self.apart = apart
-        self.start_again()
 
     def start_again(self) -> None:
         """The next windows are of another size."""

@@ -30,12 +30,12 @@ from hotloop.train.optimizer import Rates, compiled_update, fuse_again
 from hotloop.train.pace import Pace
 from hotloop.train.padding import pad
 from hotloop.train.pieces import Pieces, batch_size, cut, memory_errors, no_room, release
-from hotloop.train.ranks import CannotAverageApart, PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
+from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
 from hotloop.train.sharded import divided_model, divided_optimizer
 from hotloop.train.step_input import check_parts, check_scalar
 from hotloop.train.step_settings import StepSettings
-from hotloop.train.trial import start_trial
+from hotloop.train.trial import Trial, start_trial
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """(model, batch) -> mean loss over the batch, a scalar."""
@@ -269,12 +269,13 @@ class Step:
                 if self._uncompiled:
                     raise
                 self._go_on_uncompiled(error)
-            except torch.OutOfMemoryError as error:
-                if not self.settings.recover:
+            except Exception as error:
+                if self._trial and self._ranks.can_go_back:
+                    self._average_during(self._trial, error)
+                elif isinstance(error, torch.OutOfMemoryError) and self.settings.recover:
+                    self._recover(error, part, again)
+                else:
                     raise
-                self._recover(error, part, again)
-            except CannotAverageApart as error:
-                self._average_during(error)
             part, again = 0, True
 
     def _go_to_start(self) -> None:
@@ -299,13 +300,13 @@ class Step:
             compile_model(inner(self.model), self.settings.compile)
             self._notify("the GPU waits for the host: the model is compiled without hotloop's kernels")
 
-    def _average_during(self, error: CannotAverageApart) -> None:
+    def _average_during(self, trial: Trial, error: Exception) -> None:
         """The first windows whose gradients were to be averaged after backward do not work, here or on another rank."""
         if not isinstance(error, PeerCannotAverageApart):
             self._ranks.go_back()
-        assert self._trial
-        self._trial.give_up(f"gradients cannot be averaged after backward: {error}")
+        reason = f"gradients cannot be averaged after backward: {first_words(error)}"
         release(error)
+        trial.give_up(reason)
         self._go_to_start()
 
     def _recover(self, error: torch.OutOfMemoryError, part: int, again: bool) -> None:
@@ -314,18 +315,18 @@ class Step:
             raise no_room("a step that other ranks have begun does not", str(error)) from error
         message, elsewhere = str(error), isinstance(error, PeerOutOfMemory)
         release(error)
+        self._start_window_again(part, message, elsewhere, again)
+
+    def _start_window_again(self, part: int, message: str, elsewhere: bool, again: bool) -> None:
         graphs_took_it = self._executor.has_graphs and not again
         self._go_to_start()
         if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return
-        try:
-            self._make_smaller(self._window[part][0], message, elsewhere)
-        except PeerCannotAverageApart as other:
-            self._average_during(other)
-            return
+        self._make_smaller(self._window[part][0], message, elsewhere)
         self._start_ranks_again()
-        text = f"step {self.number + 1}: out of memory; each batch is now trained on in {self._pieces.count} pieces"
-        self._notify(text + (", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""))
+        normalised = ", and batch normalisation sees the pieces" if has_batch_norm(self.model) else ""
+        text = f"out of memory; each batch is now trained on in {self._pieces.count} pieces{normalised}"
+        self._notify(f"step {self.number + 1}: {text}")
 
     def _start_ranks_again(self) -> None:
         self._ranks.start_again()
@@ -384,7 +385,7 @@ class Step:
         assert flat is not None
         if self._ranks.cautious:
             if flat.missing:  # backward() would find some: recomputation with use_reentrant hides weights from autograd
-                raise CannotAverageApart(f"{flat.missing} weights have no gradient")
+                raise RuntimeError(f"{flat.missing} weights have no gradient")
             self._ranks.agree()
         self._ranks.average(flat.tensors)
 
@@ -415,8 +416,7 @@ class Step:
             # As the gradient of the loss, share and scale cost no kernel of their own.
             scale = self._scaler.scale(self._share)
             if flat:
-                with self._ranks.averaging_apart(), memory_errors():
-                    flat.put(flat.stand_ins.gradients(loss.float(), scale), first)
+                flat.put(flat.stand_ins.gradients(loss.float(), scale), first)
             else:
                 self.communication.backward(loss.float(), scale)
         value = loss.detach().float()
