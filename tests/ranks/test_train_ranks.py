@@ -149,6 +149,14 @@ def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> No
     assert kept["error"].startswith("the loss of step 3 is nan on rank 1\n")
 
 
+def test_an_error_that_comes_again_at_its_step_ends_the_training(hotloop: Command, job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:BrokenOnSecond'\n"))
+    done = hotloop("train", "job.toml", *TWO, "--set", "model.name=line", "--set", "run.dir=run", expect=1)
+    assert done.err.count("starting all again from the last checkpoint") == 1, done.err
+    assert "rank 1 ended with 1, as the start before did at that step" in done.err
+    assert json.loads((job.parent / "run/result.json").read_text())["error"].endswith("a loss of the user's own")
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) -> None:
     options = ["--set", "ranks.timeout=15 s", "--set", "model.name=line"]

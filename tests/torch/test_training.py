@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
-from hotloop.train.checkpoint.checkpointer import load_checkpoint
+from hotloop.train.checkpoint.checkpointer import Checkpointer, load_checkpoint
 from hotloop.train.checkpoint.staging import Staged
 from hotloop.train.host_memory import HostMemory
 from hotloop.train.loop import Loop
@@ -264,6 +265,24 @@ def test_a_checkpoint_of_something_else_is_refused(
         run(small(folder, tmp_path / "run", **changes))
     assert sorted(path.name for path in done.checkpoints.iterdir()) == before
     assert done.status() == "finished"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for where no GPU is seen")
+def test_what_a_gpu_has_trained_goes_on_without_only_if_that_is_asked_for(make_images: Make, tmp_path: Path) -> None:
+    job = small(make_images(), tmp_path / "run")
+    done, _ = run(job)
+    *_, last = sorted(done.checkpoints.iterdir())
+    state = load_checkpoint(last).state
+    state["job"]["device"] = "cuda"
+    shutil.rmtree(last)
+    Checkpointer(done.checkpoints).save(state, state["progress"]["step"], state["progress"]["epoch"])
+    longer = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 3})})
+    with pytest.raises(InputError, match=r"was trained on a GPU\n.*torch sees no GPU now"):
+        run(longer)
+    told = Told()
+    _, result = run(longer.model_copy(update={"device": "cpu"}), told)
+    assert result.status == "finished"
+    assert told.of(Started)[0].resumed_from
 
 
 def test_damaged_files_are_replaced_counted_and_named(make_images: Make, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
 from hotloop.train.interface import interface_towards
 from hotloop.train.machines import ONE, End, Machines, Nodes
-from hotloop.train.world import FOLDER, PARENT, PEER_LOST, RESTARTS
+from hotloop.train.world import FAILED, FOLDER, PARENT, PEER_LOST, RESTARTS
 
 _LOOK_SECONDS = 0.2
 _ABANDON_SECONDS = 5.0
@@ -63,8 +63,9 @@ def train_in_ranks(
     """Run a command as so many ranks on this machine until they have ended.
 
     A signal asks the ranks to save and stop, those of other machines too. If one is lost, all are started again and go
-    on from the last checkpoint; not if what failed would fail again: bad input, or an error before a single step. Where
-    GPUs do not answer after such an error, it is as many ranks as there are others.
+    on from the last checkpoint; not if what failed would fail again: bad input, an error before a single step, or the
+    same kind of error after the same step as at the start before. Where GPUs do not answer after an error before a
+    step, it is as many ranks as there are others.
 
     Args:
         command: the module and its arguments that each rank runs by `python -m`.
@@ -85,7 +86,7 @@ def train_in_ranks(
         TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"),
         Machines(nodes, limit) as machines,
     ):  # fmt: skip
-        reached = _reached(nodes, notify)
+        reached, failed_before = _reached(nodes, notify), ""
         for restart in range(settings.restarts + 1):
             machines.begin(restart)
             attempt = _Attempt(Path(name), number, restart, limit, nodes, machines)
@@ -100,15 +101,18 @@ def train_in_ranks(
                 machines.tell(end)
                 return end.code
             may = restart < settings.restarts and not attempt.stopping
-            again = may and (lost.outside or attempt.progressed)
+            same = bool(attempt.failed) and attempt.failed == failed_before
+            again = may and (lost.outside or (attempt.progressed and not same))
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, gpus, again = len(left), left, True
             told = "".join(f", with {name}={value}" for name, value in _after_a_loss(restart + 1).items())
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
-            notify(f"{lost.text}; {then}" if again else lost.text)
+            as_before = ", as the start before did at that step" if same and not lost.outside else ""
+            notify(f"{lost.text}; {then}" if again else f"{lost.text}{as_before}")
             if not again:
                 return _given_up(lost, attempt.stopping, nodes, machines)
+            failed_before = attempt.failed
     return 1
 
 
@@ -166,6 +170,7 @@ class _Attempt:
         self._ended = threading.Event()
         for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*"), *folder.glob(f"{PEER_LOST}-*")]:
             old.unlink()
+        (folder / FAILED).unlink(missing_ok=True)
         self._watch = Watch(folder, limit_seconds, machines.progress if nodes.number > 1 else None)
 
     @property
@@ -173,6 +178,12 @@ class _Attempt:
         """The exit code that a rank has left: of an end, or of an error that would come again."""
         file = self._folder / "code"
         return int(file.read_text()) if file.exists() else None
+
+    @property
+    def failed(self) -> str:
+        """After which step a rank had which kind of error; empty if none had one of its own."""
+        file = self._folder / FAILED
+        return file.read_text() if file.exists() else ""
 
     @property
     def stopping(self) -> bool:

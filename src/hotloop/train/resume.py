@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -13,6 +14,7 @@ from hotloop.core.run import Run
 from hotloop.data.dataset import Dataset
 from hotloop.train.checkpoint.checkpointer import Loaded
 from hotloop.train.progress import Progress
+from hotloop.train.resolve import Choice
 from hotloop.train.step import Step
 
 Identity = dict[str, str]
@@ -63,6 +65,21 @@ def check_identity(loaded: Loaded, now: Identity) -> None:
         known = key in then and key not in ("model_name", "data_name")  # an older hotloop compared less
         if known and then[key] != now[key]:
             raise InputError(f"{loaded.path} was trained with {key} = {then[key]}", f"the job says {now[key]}", fix)
+
+
+def check_device(loaded: Loaded, choices: Sequence[Choice]) -> None:
+    """Refuse to go on with a GPU's training on the CPU where nobody has asked for the CPU: a GPU may have been lost.
+
+    Raises:
+        InputError: that is so.
+    """
+    chosen = {choice.key: choice.value for choice in choices}
+    if loaded.state["job"]["device"] == "cuda" and chosen.get("device") == "cpu":
+        raise InputError(
+            f"{loaded.path} was trained on a GPU",
+            'device = "auto", and torch sees no GPU now',
+            "nvidia-smi says whether the card is there; --set device=cpu goes on without",
+        )
 
 
 def restore(loaded: Loaded, step: Step) -> Progress:

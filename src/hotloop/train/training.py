@@ -44,10 +44,10 @@ from hotloop.train.random_state import restore_random_state
 from hotloop.train.ranks import inner
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
-from hotloop.train.resume import changed_settings, check_identity, identity, restore, set_aside
+from hotloop.train.resume import changed_settings, check_device, check_identity, identity, restore, set_aside
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
-from hotloop.train.world import ALONE, World, in_teams, peer_lost, under_torchrun
+from hotloop.train.world import ALONE, FAILED, World, in_teams, peer_lost, under_torchrun
 
 
 def train_job(
@@ -342,6 +342,7 @@ class _Training:
         except Exception as error:
             failure = self._failure(error)
             if parts.world.size == 1 or not peer_lost(error):  # then that rank's end is what counts
+                parts.world.note(FAILED, f"step {loop.progress.step}: {type(error).__name__}")
                 self._end(self._result(loop, "failed", resumed_from, error=str(failure)), loop, alone=True)
             raise failure from error
         loop.memory.mark("end")
@@ -367,6 +368,7 @@ class _Training:
             loaded = checkpointer.latest(lazily=True, hashes=hashes)
         if loaded:
             check_identity(loaded, self.parts.identity)
+            check_device(loaded, self.choices)
         if named:
             checkpointer.abandon_after(named.position)
             if self.parts.copies:

@@ -31,6 +31,8 @@ _TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 PEER_LOST = "peer-lost"
 """With its number, a word that a rank leaves that has ended because another one was lost."""
+FAILED = "failed"
+"""What a rank leaves that ends with an error of its own: after which step, and of which kind."""
 
 
 @dataclass(frozen=True)
