@@ -45,10 +45,14 @@ def launch_time(result: dict[str, Any]) -> tuple[str, str]:
     return "`hotloop launch`: to hand a job over", f"{'; '.join(each)}, n = {number} each"
 
 
-def kills(result: dict[str, Any]) -> tuple[str, str]:
-    counts = "{trials} kills, {mismatches} runs that differ, {hangs} hangs, {lost} lost"
-    text = counts.format(**result)
-    return "runs killed with SIGKILL at a random moment and started again: weights bit for bit", text
+def faults(result: dict[str, Any]) -> tuple[str, str]:
+    kinds = ", ".join(f"{counts['trials']} {kind}" for kind, counts in result["kinds"].items())
+    return (
+        f"{result['trials']} runs of one to four processes disturbed at a random moment ({kinds}) and started again: "
+        "weights bit for bit",
+        f"**{result['lost']} lost**, {result['mismatches']} that differ, {result['hangs']} hangs, "
+        f"{result['accepted']} damaged checkpoints continued, {count(result['errors'], 'other error')}",
+    )
 
 
 def contention(result: dict[str, Any]) -> tuple[str, str]:
@@ -347,7 +351,7 @@ ROWS = {
     "first_batch": first_batch,
     "long_run": long_run,
     "contention": contention,
-    "kills": kills,
+    "faults": faults,
     "help_time": help_time,
     "launch_time": launch_time,
     "demo_gpu": demo_gpu,
