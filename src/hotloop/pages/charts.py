@@ -61,7 +61,7 @@ class Chart:
         with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
             # Margins for the longest labels: a layout that measures them draws all twice, 0.15 s in place of 0.08.
             figure = Figure(figsize=(5.2, 2.6))
-            axes = figure.subplots(gridspec_kw={"left": 0.145, "right": 0.98, "bottom": 0.18, "top": 0.93})
+            axes = figure.subplots(gridspec_kw={"left": 0.145, "right": 0.95, "bottom": 0.18, "top": 0.93})
             for number, series in enumerate(self.series):
                 colour = _COLOURS[number % len(_COLOURS)]
                 marker = "o" if self.marks or len(series.x) == 1 or not series.joined else ""
