@@ -101,14 +101,14 @@ def train_in_ranks(
                 machines.tell(end)
                 return end.code
             may = restart < settings.restarts and not attempt.stopping
-            same = bool(attempt.failed) and attempt.failed == failed_before
-            again = may and (lost.outside or (attempt.progressed and not same))
+            comes_again = not lost.outside and attempt.failed != "" and attempt.failed == failed_before
+            again = may and (lost.outside or attempt.progressed) and not comes_again
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, gpus, again = len(left), left, True
             told = "".join(f", with {name}={value}" for name, value in _after_a_loss(restart + 1).items())
             then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
-            as_before = ", as the start before did at that step" if same and not lost.outside else ""
+            as_before = ", as the start before did at that step" if comes_again else ""
             notify(f"{lost.text}; {then}" if again else f"{lost.text}{as_before}")
             if not again:
                 return _given_up(lost, attempt.stopping, nodes, machines)
