@@ -274,7 +274,7 @@ def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
     }
     if ready.task.random_numbers:
         batch[RANDOM] = torch.rand(size, ready.task.random_numbers, device=device)
-    return batch
+    return dict(ready.prepare(batch)) if ready.prepare else batch
 
 
 def tiny(case: Case, divided: bool = False) -> Case:

@@ -32,6 +32,22 @@ def test_all_gpus_train_what_one_would(hotloop: Command, job: Path) -> None:
     assert losses(job.parent / "all") == pytest.approx(losses(job.parent / "one"), rel=1e-3)
 
 
+@pytest.mark.parametrize("data", ["images", "arrays.npz"])
+def test_batches_prepared_beside_messages_train_what_one_would(hotloop: Command, job: Path, data: str) -> None:
+    """For as many steps as it takes until they are captured."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    np.savez(job.parent / "arrays.npz", images=pixels, labels=random.integers(0, 3, 20))
+    more = ["--set", f"data.train={data}", "--set", f"data.val={data}", "--set", "train.epochs=12"]
+    more += ["--set", "data.last_batch=drop"]
+    hotloop("train", "job.toml", "--set", "run.dir=one", "--set", "parallel=none", *more, expect=0, timeout=200)
+    done = hotloop("train", "job.toml", "--set", "run.dir=two", "--set", "ranks.processes=2", *more,
+                   expect=0, timeout=200)  # fmt: skip
+    assert "not captured" not in done.err
+    assert len(losses(job.parent / "two")) > 40  # some stand for two steps
+    assert losses(job.parent / "two") == pytest.approx(losses(job.parent / "one"), rel=1e-3)
+
+
 def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
     more = ["--set", "run.dir=killed", "--set", "ranks.processes=2", "--set", "train.epochs=200"]
     more += ["--set", "checkpoint.every=6 steps", "--set", "data.last_batch=drop"]

@@ -610,9 +610,14 @@ def test_averages_follow_tensors_that_come_later() -> None:
     assert step.averaged.table.tolist() == [2.0] * 3
 
 
-@given(shapes=st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=6), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_flat_gradients_are_the_gradients(shapes: list[list[int]], seed: int) -> None:
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=6),
+    turned=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_flat_gradients_are_the_gradients(shapes: list[list[int]], turned: bool, seed: int) -> None:
+    """However they are laid out: `turned` has the last dimension first in memory."""
     draws = torch.Generator().manual_seed(seed)
     parameters = [nn.Parameter(torch.randn(shape, generator=draws).to(_DTYPES[len(shape) % 2])) for shape in shapes]
     if len(shapes[0]) == 4:
@@ -621,7 +626,9 @@ def test_flat_gradients_are_the_gradients(shapes: list[list[int]], seed: int) ->
     pieces = [[torch.randn(shape, generator=draws) for shape in shapes] for _ in range(2)]
     for window in range(2):  # the second finds what the first has left
         for number, piece in enumerate(pieces):
-            flat.put([part.to(own.dtype) for part, own in zip(piece, parameters, strict=True)], number == 0)
+            given = [part.to(own.dtype) for part, own in zip(piece, parameters, strict=True)]
+            given = [part.mT.contiguous().mT if turned and part.ndim > 1 else part for part in given]
+            flat.put(list(given), number == 0)
         flat.attach()
         for parameter, one, other in zip(parameters, *pieces, strict=True):
             assert parameter.grad is not None

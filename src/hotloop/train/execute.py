@@ -17,8 +17,8 @@ from hotloop.train.gate import LOADING, PATIENCE_SECONDS
 from hotloop.train.pieces import release
 from hotloop.train.probe import probe, where_raised
 
-Work = Callable[[Any], Tensor]
-"""Batch -> loss: everything that is done with a batch, updates included."""
+Work = Callable[[Any], Any]
+"""Batch -> tensors, of a step its loss: everything that is done with a batch, updates included."""
 
 _Key = tuple[Hashable, Hashable]
 """Place and shape."""
@@ -83,7 +83,7 @@ class Executor:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._pool: Any = None
 
-    def run(self, place: Hashable, batch: Any, work: Work) -> Tensor:
+    def run(self, place: Hashable, batch: Any, work: Work) -> Any:
         """Do `work` on `batch`; what comes back is overwritten by the next call of the same place and shape."""
         if self._plain:
             return work(batch)
@@ -161,7 +161,7 @@ class Executor:
             self.give_up(change)
         return True
 
-    def _on_side_stream(self, batch: Any, work: Work) -> Tensor:
+    def _on_side_stream(self, batch: Any, work: Work) -> Any:
         """Run where the capture will be, as autograd remembers the stream of what it allocates."""
         assert self._stream is not None
         current = torch.cuda.current_stream()
@@ -171,7 +171,7 @@ class Executor:
         current.wait_stream(self._stream)
         return output
 
-    def _probed(self, batch: Any, work: Work) -> Tensor:
+    def _probed(self, batch: Any, work: Work) -> Any:
         with probe() as found:
             output = self._on_side_stream(batch, work)
         found += [obstacle for leaf in tree_flatten(batch)[0] if (obstacle := _obstacle(leaf))]
@@ -180,7 +180,7 @@ class Executor:
             self.give_up(found[0])
         return output
 
-    def _captured(self, key: _Key, rooms: Addresses, leaves: Sequence[Any], spec: Hashable, work: Work) -> Tensor:
+    def _captured(self, key: _Key, rooms: Addresses, leaves: Sequence[Any], spec: Hashable, work: Work) -> Any:
         if len(self._graphs) >= _MOST_GRAPHS:
             rooms = ()
         if not rooms and sum(not each for _, each in self._graphs) == _MOST_GRAPHS:
@@ -213,7 +213,7 @@ class Executor:
             self._notify(text)
 
 
-def uncompiled(work: Work, batch: Any) -> Tensor:
+def uncompiled(work: Work, batch: Any) -> Any:
     """Do work, nothing of it compiled."""
     with without_compiler():
         return work(batch)
@@ -240,8 +240,11 @@ class _Graph:
         closed = LOADING.closed(PATIENCE_SECONDS)
         with closed, _undone_on_failure(stream.device, pool), _no_collection(), graph:
             self._output = work(_unflatten(inputs, spec))
+        for leaf in tree_flatten(self._output)[0]:
+            if isinstance(leaf, Tensor):
+                leaf.is_room = True  # type: ignore[attr-defined]
 
-    def replay(self, leaves: Sequence[Any]) -> Tensor:
+    def replay(self, leaves: Sequence[Any]) -> Any:
         if self._copies:
             for own, given in zip(self._inputs, leaves, strict=True):
                 if isinstance(own, Tensor):

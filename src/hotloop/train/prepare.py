@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,13 @@ from hotloop.train.loop import prepares_in_step
 from hotloop.train.optimizer import make_optimizer
 from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
+from hotloop.train.prepared import Prepare, PreparedSource
 from hotloop.train.random_state import seed_everything
 from hotloop.train.ranks import inner, spread
 from hotloop.train.resolve import Choice, apply_settings, choose_background, choose_compile, choose_parallel, resolve
 from hotloop.train.schedule import make_schedule, warm_up_steps
 from hotloop.train.sharded import is_sharded
-from hotloop.train.source import ArraySource
+from hotloop.train.source import ArraySource, Source
 from hotloop.train.step import Loss, Step
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.world import ALONE, DIVIDED, World, check_shardable, check_share
@@ -44,15 +44,25 @@ class Ready:
         job: as resolved.
         choices: what "auto" stands for.
         train_source: batches to train on, if they need no workers.
+        prepare: what is done with each batch before the step has it; None: the step does it.
     """
 
     job: Job
     choices: list[Choice]
     task: Task
     datasets: list[tuple[Dataset, LoaderSettings]]
-    train_source: ArraySource | None
+    train_source: Source | None
     step: Step
     arithmetic: Arithmetic
+    prepare: Prepare | None
+
+    def prepared(self, source: Source, notify: Callable[[str], None]) -> Source:
+        """Batches of this source as the step takes them."""
+        if not self.prepare:
+            return source
+        assert self.step.computed
+        compiled = bool(self.job.speed.compile)
+        return PreparedSource(source, self.prepare, torch.device(self.job.device), self.step.computed, compiled, notify)
 
 
 def resolved_job(job: Job, machine: Machine) -> tuple[Job, bool]:
@@ -104,9 +114,12 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     model = spread(model, world, job)
     if world.data_rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
-    step = _make_step(job, task, model, source, len(train), notify, world)
+    prepare_batch = _preparation(job, task, source, notify) if prepares_in_step(task) else None
+    beside = prepare_batch if _prepares_beside(job, world) else None
+    step = _make_step(job, task, model, None if beside else prepare_batch, len(train), notify, world)
     arithmetic = Arithmetic(flops, matrix_rate(device, job.precision) * world.size)
-    return Ready(job, [*choices, *more, *last, *saves], task, datasets, source, step, arithmetic)
+    ready = Ready(job, [*choices, *more, *last, *saves], task, datasets, source, step, arithmetic, beside)
+    return replace(ready, train_source=ready.prepared(source, notify)) if source else ready
 
 
 def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderSettings]]:
@@ -171,7 +184,7 @@ def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int, rank
 
 
 def _make_step(
-    job: Job, task: Task, model: nn.Module, source: ArraySource | None, samples: int, notify: Callable[[str], None],
+    job: Job, task: Task, model: nn.Module, prepare: Prepare | None, samples: int, notify: Callable[[str], None],
     world: World,
 ) -> Step:  # fmt: skip
     pad_to = -(-job.data.batch_size // world.data_size)  # what a rank has of a batch, at most
@@ -193,7 +206,7 @@ def _make_step(
         pad_to=pad_to if job.data.last_batch == "pad" else 0,
         compress=job.ranks.gradients == "bf16",
     )
-    return Step(model, _make_loss(job, task, source, notify), optimizer, schedule, settings, notify)
+    return Step(model, _make_loss(job, task, prepare, notify), optimizer, schedule, settings, notify)
 
 
 def _compiled(job: Job, model: nn.Module) -> str:
@@ -202,24 +215,37 @@ def _compiled(job: Job, model: nn.Module) -> str:
     return {True: "model", False: "", "blocks": "blocks"}[job.speed.compile]
 
 
-def _make_loss(job: Job, task: Task, source: ArraySource | None, notify: Callable[[str], None]) -> Loss:
-    """From a batch as it arrives to its loss; what is not the model's own part is compiled as the model is."""
-
-    def compiled(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-        return Compiled(function, what, notify) if job.speed.compile else function
+def _preparation(job: Job, task: Task, source: ArraySource | None, notify: Callable[[str], None]) -> Prepare:
+    """What the task does with a batch that has arrived, compiled as the model is."""
 
     def ready(batch: Tensors) -> Tensors:
         return task.prepare(source.expand(batch) if source else batch, training=True)
 
-    in_step, padded, device = prepares_in_step(task), job.data.last_batch == "pad", job.device
-    prepare = compiled(ready, "the preparation of batches")
-    loss_of = compiled(task.loss, "the loss")
+    return Compiled(ready, "the preparation of batches", notify) if job.speed.compile else ready
+
+
+def _prepares_beside(job: Job, world: World) -> bool:
+    """Whether batches are prepared beside what ranks send, not as the step's first part: where gradients are averaged
+    after backward, as a rule, once for each batch.
+    """
+    averages_after = job.device == "cuda" and world.size > 1 and job.parallel == "ddp" and bool(job.speed.graph)
+    return averages_after and job.train.accumulate == 1 and job.data.last_batch != "pad"
+
+
+def _make_loss(job: Job, task: Task, prepare: Prepare | None, notify: Callable[[str], None]) -> Loss:
+    """From a batch to its loss; what is not the model's own part is compiled as the model is.
+
+    Args:
+        prepare: what is done with the batch first; None: nothing.
+    """
+    padded, device = job.data.last_batch == "pad", job.device
+    loss_of = Compiled(task.loss, "the loss", notify) if job.speed.compile else task.loss
 
     def loss(model: nn.Module, batch: Tensors) -> Tensor:
         valid = batch[VALID] if padded else None
         if padded:
             batch = {name: tensor for name, tensor in batch.items() if name != VALID}
-        if in_step:
+        if prepare:
             with torch.autocast(device, enabled=False):  # positions in bf16 are off by 0.2 of 224 pixels
                 batch = prepare(batch)
         if valid is not None:

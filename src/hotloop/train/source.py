@@ -53,12 +53,14 @@ class Source(Protocol):
 
     Attributes:
         damages: each damaged sample met, by name; its reason.
-        stages: what the way of its batches has taken so far.
     """
 
     settings: LoaderSettings
     damages: dict[str, str]
-    stages: Stages
+
+    @property
+    def stages(self) -> Stages:
+        """What the way of its batches has taken so far."""
 
     @property
     def dataset(self) -> Dataset:

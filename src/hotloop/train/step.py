@@ -64,6 +64,7 @@ class Step:
         number: optimizer steps taken.
         losses: of the steps taken, on the device.
         pieces: into how many pieces each batch is cut, because a whole one did not fit; 1 as a rule.
+        computed: recorded on the GPU when all is queued that reads a batch; None on a CPU.
         communication: `seconds` in it is how long steps have waited for other ranks' messages, where that is known.
 
     Example:
@@ -89,6 +90,7 @@ class Step:
         self._loss, self._notify = loss, notify
         check_parts(model, optimizer, settings.precision)
         self._device = next(model.parameters()).device
+        self.computed = torch.cuda.Event() if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._counter = Counter(self._device)
         self.losses = LossRing(self._counter, self._device)
         self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
@@ -366,7 +368,9 @@ class Step:
             batch = pad(batch, self._pieces.size(self.settings.pad_to))
         place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
-        value = self._executor.run(place, batch, partial(uncompiled, work) if self._uncompiled else work)
+        value: Tensor = self._executor.run(place, batch, partial(uncompiled, work) if self._uncompiled else work)
+        if self.computed:
+            self.computed.record()
         goes_to_graph = self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason
         if goes_to_graph and (name := self._buffers.replaced()):  # a graph stays with the tensors that it found
             self._executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it")

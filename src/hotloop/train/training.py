@@ -268,8 +268,8 @@ def _sources(
             refused = [why for loader in opened if (why := stack.enter_context(page_locked(loader.memory)))]
             if refused:
                 notify(not_locked("batches", refused[0]))
-    train = ready.train_source or LoaderSource(
-        loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers, decoding
+    train = ready.train_source or ready.prepared(
+        LoaderSource(loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers, decoding), notify
     )
     if len(ready.datasets) == 1:
         return train, None
