@@ -31,7 +31,8 @@ from hotloop.train.resolve import Choice, apply_settings, choose_background, cho
 from hotloop.train.schedule import make_schedule, warm_up_steps
 from hotloop.train.sharded import is_sharded
 from hotloop.train.source import ArraySource, Source
-from hotloop.train.step import Loss, Step
+from hotloop.train.step import Step
+from hotloop.train.step_input import Loss
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.world import ALONE, DIVIDED, World, check_shardable, check_share
 

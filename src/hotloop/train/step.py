@@ -33,12 +33,9 @@ from hotloop.train.pieces import Pieces, batch_size, cut, memory_errors, no_room
 from hotloop.train.ranks import PeerCannotAverageApart, PeerOutOfMemory, Ranks, inner
 from hotloop.train.schedule import Schedule
 from hotloop.train.sharded import divided_model, divided_optimizer
-from hotloop.train.step_input import check_parts, check_scalar
+from hotloop.train.step_input import Loss, check_parts, check_scalar
 from hotloop.train.step_settings import StepSettings
 from hotloop.train.trial import Trial, start_trial
-
-Loss = Callable[[nn.Module, Any], Tensor]
-"""(model, batch) -> mean loss over the batch, a scalar."""
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 _LOG = logging.getLogger("hotloop")
@@ -84,8 +81,7 @@ class Step:
         settings: StepSettings = _DEFAULTS,
         notify: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.settings = settings
+        self.model, self.optimizer, self.settings = model, optimizer, settings
         self.number = self._changes = 0
         self._loss, self._notify = loss, notify
         check_parts(model, optimizer, settings.precision)

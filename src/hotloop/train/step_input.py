@@ -1,5 +1,6 @@
-"""What a training step refuses."""
+"""What a training step takes, and refuses."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.core.errors import HotloopError, InputError
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) -> mean loss over the batch, a scalar."""
 
 
 def check_parts(model: nn.Module, optimizer: Optimizer, precision: str) -> None:
