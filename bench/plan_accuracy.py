@@ -266,7 +266,8 @@ def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
     from hotloop.tasks.task import RANDOM
 
     if ready.train_source:
-        return dict(next(ready.train_source.batches()).tensors)
+        batch = dict(next(ready.train_source.batches()).tensors)
+        return dict(ready.beside.prepared(batch)) if ready.beside else batch
     size = -(-case.batch // ranks)
     batch = {
         name: torch.zeros((size, *field.shape), dtype=getattr(torch, field.dtype.name), device=device)
@@ -274,7 +275,7 @@ def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
     }
     if ready.task.random_numbers:
         batch[RANDOM] = torch.rand(size, ready.task.random_numbers, device=device)
-    return dict(ready.prepare(batch)) if ready.prepare else batch
+    return dict(ready.beside.prepared(batch)) if ready.beside else batch
 
 
 def tiny(case: Case, divided: bool = False) -> Case:

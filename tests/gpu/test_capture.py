@@ -168,7 +168,7 @@ def test_padded_batches_are_one_graph_and_one_compilation() -> None:
         ends.append(weights(model))
     assert step.captured, step.not_captured
     assert told == []
-    assert step._executor.replays == len(data) - 3
+    assert step.executor.replays == len(data) - 3
     assert torch.allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
 
 

@@ -111,7 +111,7 @@ def try_both_ways(step: Step, broken: str) -> None:
     """As on GPUs, though nothing is captured: three windows of each way, then two that are timed."""
     trial._SETTLE, trial._TIMED = 3, 2
     torch.cuda.synchronize = lambda *_: None
-    step._trial = trial.start_trial(step._ranks, step._gradients, step._executor.give_up)
+    step._trial = trial.start_trial(step._ranks, step._gradients, step.executor.give_up)
 
     def cannot(*_: object) -> None:
         if step._ranks.apart:

@@ -48,6 +48,10 @@ class ImageClassification(Task):
         return not self._randaugment and not self._mix
 
     @property
+    def prepare_is_apart(self) -> bool:  # type: ignore[override]
+        return self.prepare_is_pure
+
+    @property
     def padding_obstacle(self) -> str:
         return "MixUp and CutMix mix the blank samples in" if self._mix else ""
 

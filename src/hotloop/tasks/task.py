@@ -57,12 +57,15 @@ class Task(ABC):
     Attributes:
         prepare_is_pure: `prepare` draws nothing on the host and decides nothing there, so that it may be captured into
             a CUDA graph with the rest of the step.
+        prepare_is_apart: it is pure, reads nothing but the batch, and makes tensors of a row a sample: ranks may run it
+            while the step before ends.
         random_numbers: how many random numbers `prepare` needs for each sample, in `batch["random"]`, float32 (B, n), 0
             to 1. They depend on seed, epoch and sample alone; drawing from them is pure.
         tokens_per_sample: for speed in tokens/s; 0 if samples are not made of tokens.
     """
 
     prepare_is_pure: bool = False
+    prepare_is_apart: bool = False
     random_numbers: int = 0
     tokens_per_sample: int = 0
 

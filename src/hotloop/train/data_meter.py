@@ -26,8 +26,8 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
-        self._parts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._under_way: list[tuple[list[tuple[torch.cuda.Event, torch.cuda.Event]], int]] = []
+        self._parts: list[_Part] = []
+        self._under_way: list[tuple[list[_Part], int]] = []
         self._started = self._seconds = 0.0
         self._seconds_per_sample: list[float] = []
 
@@ -36,18 +36,22 @@ class StepTimer:
         """Whether this step is one to time."""
         return step % _EVERY == _EVERY - 1
 
-    def start(self) -> None:
-        """A batch of the step begins."""
+    def start(self, arriving: torch.cuda.Stream | None = None) -> None:
+        """A batch of the step begins.
+
+        Args:
+            arriving: the stream on which it arrives, if the current one does not wait for it yet.
+        """
         if self._gpu:
-            self._parts.append((_event(), _event()))
-            self._parts[-1][0].record()
+            streams = [torch.cuda.current_stream(), *([arriving] if arriving else [])]
+            self._parts.append(_Part([stream.record_event(_event()) for stream in streams], _event()))
         else:
             self._started = time.perf_counter()
 
     def stop(self) -> None:
         """It is launched."""
         if self._gpu:
-            self._parts[-1][1].record()
+            self._parts[-1].end.record()
         else:
             self._seconds += time.perf_counter() - self._started
 
@@ -63,12 +67,24 @@ class StepTimer:
     @property
     def seconds_per_sample(self) -> float:
         """The median of the steps that have ended; 0 while there is none."""
-        while self._under_way and self._under_way[0][0][-1][1].query():  # type: ignore[no-untyped-call]
+        while self._under_way and self._under_way[0][0][-1].end.query():  # type: ignore[no-untyped-call]
             parts, samples = self._under_way.pop(0)
-            milliseconds = sum(begin.elapsed_time(end) for begin, end in parts)
+            milliseconds = sum(part.milliseconds for part in parts)
             self._seconds_per_sample.append(milliseconds / 1000 / samples)
         del self._seconds_per_sample[:-_KEPT]
         return median(self._seconds_per_sample) if self._seconds_per_sample else 0.0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch of a step on a GPU: it begins when the last of `begins` has come."""
+
+    begins: list[torch.cuda.Event]
+    end: torch.cuda.Event
+
+    @property
+    def milliseconds(self) -> float:
+        return min(float(begin.elapsed_time(self.end)) for begin in self.begins)
 
 
 def _event() -> torch.cuda.Event:

@@ -53,6 +53,7 @@ class Executor:
         replays: calls that were replays of a graph.
         paused: work runs as it stands for now, and does not count as warm-up.
         objected: the work itself cannot be captured: it waits for the device, most often.
+        computed: if there is one, recorded when work is queued that has read a batch.
         captures_alone: memory that runs out in a capture is no reason to repeat the work, as other ranks go on.
     """
 
@@ -68,6 +69,7 @@ class Executor:
         self.reason = "" if capture else "switched off"
         self.replays = 0
         self.paused = self.captures_alone = self.objected = False
+        self.computed: torch.cuda.Event | None = None
         self._plain = device.type != "cuda"
         self._compiled = compiled
         self._warm_up = warm_up

@@ -20,8 +20,7 @@ from hotloop.core.job import Job
 from hotloop.core.process import most_resident_bytes
 from hotloop.core.run import Run
 from hotloop.core.units import count, escaped
-from hotloop.data.random import batch_seed
-from hotloop.tasks.task import Example, Task, Tensors
+from hotloop.tasks.task import Example, Task
 from hotloop.train.agreement import Agreement, Wishes
 from hotloop.train.checkpoint.checkpointer import Checkpointer, newest_path
 from hotloop.train.checkpoint.copies import Copies
@@ -36,8 +35,9 @@ from hotloop.train.memory import LeakDetector, MemoryMarks
 from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
 from hotloop.train.patience import StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
+from hotloop.train.preparation import Preparation
 from hotloop.train.progress import Meter, Progress, Span
-from hotloop.train.random_state import drawn_from, random_state
+from hotloop.train.random_state import random_state
 from hotloop.train.ranks import inner
 from hotloop.train.resolve import optimizer_copies
 from hotloop.train.slow_rank import SlowRanks
@@ -67,6 +67,7 @@ class Parts:
         heart: shows what this one is at.
         history: of the run's earlier starts; the first rank's alone is asked.
         copies: of its checkpoints; of the first rank, if they are wanted.
+        preparation: what is done with a batch before the step has it.
         deaths: of data workers.
     """
 
@@ -85,6 +86,7 @@ class Parts:
     heart: Heart = field(default_factory=lambda: Heart(ALONE))
     history: History = field(default_factory=History)
     copies: Copies | None = None
+    preparation: Preparation = field(default_factory=Preparation)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,6 @@ class Loop:
         parts.heart.planned(self._saves.every_seconds)
         self._losses = Losses(parts.step.losses, parts.train.dataset, parts.world)
         self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)
-        self._prepares_apart = not prepares_in_step(parts.task)
         self._meter = Meter()
         self.data_meter = DataMeter(self._device)
         self._timer = self.data_meter.timer
@@ -249,9 +250,9 @@ class Loop:
             self._window.begin()
         for number in range(first, end):
             batch = self._next_batch()
-            ready = self._prepare(batch) if self._prepares_apart else batch.tensors
             if timer:
-                timer.start()
+                timer.start(self._parts.preparation.stream)
+            ready = self._parts.preparation(batch)
             counted = self._parts.train.settings.counted(number, len(self._parts.train.dataset))
             share = counted * self._world.data_size / samples  # gradients are averaged over the ranks
             self._parts.step.run(ready, share=share, last=number == end - 1)
@@ -275,17 +276,12 @@ class Loop:
         self._parts.heart.enter("loading")
         started = time.perf_counter()
         try:
-            batch = next(self._batches)
+            with self._parts.preparation.loading():
+                batch = next(self._batches)
         finally:  # a signal may end it
             self._meter.waited(time.perf_counter() - started)
         self._parts.heart.enter("step")
         return batch
-
-    def _prepare(self, batch: DeviceBatch) -> Tensors:
-        """Apart from the step, as it draws random numbers on the host, which must depend on the batch alone."""
-        number = batch.number + (self._world.data_rank << 32)  # ranks have other samples of it, and draw for those
-        with drawn_from(batch_seed(self._job.seed, batch.epoch, number)):
-            return self._parts.task.prepare(self._parts.train.expand(batch.tensors), training=True)
 
     def _log_is_due(self) -> bool:
         if self._losses.full:
@@ -486,11 +482,6 @@ class Loop:
         found = newest_path(self._parts.run.checkpoints)
         last = f"the last good checkpoint is {found}" if found else "there is no checkpoint before it"
         return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
-
-
-def prepares_in_step(task: Task) -> bool:
-    """Whether `prepare` is a part of the step, and captured with it: it draws nothing on the host."""
-    return task.prepare_is_pure or type(task).prepare is Task.prepare
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

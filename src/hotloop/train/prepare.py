@@ -20,17 +20,16 @@ from hotloop.tasks.task import Task, Tensors, load_task
 from hotloop.train.blocks import has_batch_norm, recompute_activations, repeated_blocks
 from hotloop.train.compiler import Compiled
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
-from hotloop.train.loop import prepares_in_step
 from hotloop.train.optimizer import make_optimizer
 from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
-from hotloop.train.prepared import Prepare, PreparedSource
+from hotloop.train.preparation import Prepare, PreparedBeside, prepares_in_step
 from hotloop.train.random_state import seed_everything
 from hotloop.train.ranks import inner, spread
 from hotloop.train.resolve import Choice, apply_settings, choose_background, choose_compile, choose_parallel, resolve
 from hotloop.train.schedule import make_schedule, warm_up_steps
 from hotloop.train.sharded import is_sharded
-from hotloop.train.source import ArraySource, Source
+from hotloop.train.source import ArraySource
 from hotloop.train.step import Step
 from hotloop.train.step_input import Loss
 from hotloop.train.step_settings import StepSettings
@@ -45,25 +44,17 @@ class Ready:
         job: as resolved.
         choices: what "auto" stands for.
         train_source: batches to train on, if they need no workers.
-        prepare: what is done with each batch before the step has it; None: the step does it.
+        beside: what prepares batches beside the end of the step before, if that is not a part of the step.
     """
 
     job: Job
     choices: list[Choice]
     task: Task
     datasets: list[tuple[Dataset, LoaderSettings]]
-    train_source: Source | None
+    train_source: ArraySource | None
     step: Step
     arithmetic: Arithmetic
-    prepare: Prepare | None
-
-    def prepared(self, source: Source, notify: Callable[[str], None]) -> Source:
-        """Batches of this source as the step takes them."""
-        if not self.prepare:
-            return source
-        assert self.step.computed
-        compiled = bool(self.job.speed.compile)
-        return PreparedSource(source, self.prepare, torch.device(self.job.device), self.step.computed, compiled, notify)
+    beside: PreparedBeside | None
 
 
 def resolved_job(job: Job, machine: Machine) -> tuple[Job, bool]:
@@ -115,12 +106,12 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     model = spread(model, world, job)
     if world.data_rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
-    prepare_batch = _preparation(job, task, source, notify) if prepares_in_step(task) else None
-    beside = prepare_batch if _prepares_beside(job, world) else None
-    step = _make_step(job, task, model, None if beside else prepare_batch, len(train), notify, world)
+    preparation = _preparation(job, task, source, notify) if prepares_in_step(task) else None
+    apart = preparation if _prepares_beside(job, task, world) else None
+    step = _make_step(job, task, model, None if apart else preparation, len(train), notify, world)
+    beside = PreparedBeside(apart, device, step.executor, bool(job.speed.compile), notify) if apart else None
     arithmetic = Arithmetic(flops, matrix_rate(device, job.precision) * world.size)
-    ready = Ready(job, [*choices, *more, *last, *saves], task, datasets, source, step, arithmetic, beside)
-    return replace(ready, train_source=ready.prepared(source, notify)) if source else ready
+    return Ready(job, [*choices, *more, *last, *saves], task, datasets, source, step, arithmetic, beside)
 
 
 def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderSettings]]:
@@ -225,12 +216,11 @@ def _preparation(job: Job, task: Task, source: ArraySource | None, notify: Calla
     return Compiled(ready, "the preparation of batches", notify) if job.speed.compile else ready
 
 
-def _prepares_beside(job: Job, world: World) -> bool:
-    """Whether batches are prepared beside what ranks send, not as the step's first part: where gradients are averaged
-    after backward, as a rule, once for each batch.
-    """
+def _prepares_beside(job: Job, task: Task, world: World) -> bool:
+    """Where ranks average gradients after backward, as a rule, and once for each batch."""
     averages_after = job.device == "cuda" and world.size > 1 and job.parallel == "ddp" and bool(job.speed.graph)
-    return averages_after and job.train.accumulate == 1 and job.data.last_batch != "pad"
+    once = job.train.accumulate == 1 and job.data.last_batch != "pad"
+    return averages_after and once and task.prepare_is_apart
 
 
 def _make_loss(job: Job, task: Task, prepare: Prepare | None, notify: Callable[[str], None]) -> Loss:

@@ -68,7 +68,7 @@ class Ranks:
         )
         own = isinstance(self._ddp, Copies) and keeps_statistics_alone(self._ddp)
         self._normalising = [module for module in model.modules() if isinstance(module, _BatchNorm)] if own else []
-        self._compress = settings.compress
+        self._compress, self._fp16 = settings.compress, settings.precision == "fp16"
         self._hooks = self._send_in_own_way()
         self._gathered = Gathered(model, notify)
         at_once = settings.clip_norm or settings.precision == "fp16"
@@ -217,18 +217,30 @@ class Ranks:
     def average(self, tensors: list[Tensor]) -> None:
         """Make each the mean over the ranks; all ranks call this with the same shapes."""
         for tensor in tensors:
-            # NCCL divides as it sends, and can begin at once: to divide first takes 0.05 ms for ResNet-50's gradients.
-            divides = not self._compress and self._backend_of(tensor) == "nccl"
-            sent = tensor if divides else self._divided(tensor)
-            with self.communication.waiting():
-                operation = distributed.ReduceOp.AVG if divides else distributed.ReduceOp.SUM
-                distributed.all_reduce(sent, operation, group=self._process_group)
-            if sent is not tensor:
-                tensor.copy_(sent)
+            self._add_up(tensor, self._divided(tensor))
 
-    def _backend_of(self, tensor: Tensor) -> str:
-        name: str = self._process_group._get_backend(tensor.device).name()
-        return name
+    def part_of(self, scale: Tensor) -> Tensor:
+        """What the loss is scaled by if gradients are averaged after backward: `average_parts` adds them up."""
+        return scale / distributed.get_world_size(self._process_group) if self._scales else scale
+
+    def average_parts(self, tensors: list[Tensor]) -> None:
+        """The same for gradients of a loss that was scaled by `part_of`."""
+        for tensor in tensors:
+            self._add_up(tensor, self._as_sent(tensor) if self._scales else self._divided(tensor))
+
+    def _add_up(self, tensor: Tensor, sent: Tensor) -> None:
+        with self.communication.waiting():
+            distributed.all_reduce(sent, group=self._process_group)
+        if sent is not tensor:
+            tensor.copy_(sent)
+
+    @property
+    def _scales(self) -> bool:
+        """Whether the division is a part of the loss's scale, which costs nothing; by itself it takes 0.05 ms for
+        ResNet-50's gradients on an H200. It is exact for powers of two, and fp16 has no room for it.
+        """
+        size = distributed.get_world_size(self._process_group)
+        return not self._fp16 and size & (size - 1) == 0
 
     @property
     def _process_group(self) -> Any:
@@ -237,7 +249,9 @@ class Ranks:
 
     def _divided(self, tensor: Tensor) -> Tensor:
         """This rank's part of the mean, as it is sent: the tensor itself, or a copy."""
-        tensor.div_(distributed.get_world_size(self._process_group))
+        return self._as_sent(tensor.div_(distributed.get_world_size(self._process_group)))
+
+    def _as_sent(self, tensor: Tensor) -> Tensor:
         return tensor.bfloat16() if self._compress else tensor
 
     def _send_in_own_way(self) -> int:

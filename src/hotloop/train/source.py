@@ -53,14 +53,12 @@ class Source(Protocol):
 
     Attributes:
         damages: each damaged sample met, by name; its reason.
+        stages: what the way of its batches has taken so far.
     """
 
     settings: LoaderSettings
     damages: dict[str, str]
-
-    @property
-    def stages(self) -> Stages:
-        """What the way of its batches has taken so far."""
+    stages: Stages
 
     @property
     def dataset(self) -> Dataset:

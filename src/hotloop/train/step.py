@@ -61,7 +61,7 @@ class Step:
         number: optimizer steps taken.
         losses: of the steps taken, on the device.
         pieces: into how many pieces each batch is cut, because a whole one did not fit; 1 as a rule.
-        computed: recorded on the GPU when all is queued that reads a batch; None on a CPU.
+        executor: what runs its work.
         communication: `seconds` in it is how long steps have waited for other ranks' messages, where that is known.
 
     Example:
@@ -86,7 +86,6 @@ class Step:
         self._loss, self._notify = loss, notify
         check_parts(model, optimizer, settings.precision)
         self._device = next(model.parameters()).device
-        self.computed = torch.cuda.Event() if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._counter = Counter(self._device)
         self.losses = LossRing(self._counter, self._device)
         self._keeps_gradients = captures = settings.graph and self._device.type == "cuda"
@@ -99,13 +98,13 @@ class Step:
             dtype = _AUTOCAST.get(settings.precision) if self._device.type == "cuda" and settings.own_kernels else None
             self._pace = Pace() if compile_model(inner(model), settings.compile, dtype) else None
         self._breaks = Breaks() if settings.compile else None
-        self._executor = Executor(
+        self.executor = Executor(
             self._device, settings.graph, bool(settings.compile), WARM_UP, notify, self._capture_failed
         )
         self._pieces = Pieces()
         self._ranks = Ranks(model, settings, notify, None if captures else optimizer)
         self.communication = self._ranks.communication
-        self._trial = start_trial(self._ranks, self._gradients, self._executor.give_up) if captures else None
+        self._trial = start_trial(self._ranks, self._gradients, self.executor.give_up) if captures else None
         self._one, self._share = torch.ones((), device=self._device), torch.ones((), device=self._device)
         self._share_on_host = 1.0
         self._latest = self._sum = torch.zeros((), device=self._device)
@@ -114,7 +113,7 @@ class Step:
         self._modules, self._weights = list(model.modules()), list(model.parameters())
         self._constants = self._constants_now()
         self._uncompiled = self._stale = False
-        self._executor.captures_alone = self._ranks.several
+        self.executor.captures_alone = self.executor.paused = self._ranks.several
         self._buffers = Buffers(model)
         compiled = settings.compile and captures and settings.precision != "fp16" and not self._rates.obstacle
         compiled = compiled and not self._ranks.several  # one that failed on a rank would have to be agreed on
@@ -148,12 +147,12 @@ class Step:
     @property
     def captured(self) -> bool:
         """Whether steps are replays of a graph by now."""
-        return self._executor.replays > 0 and not self._executor.reason
+        return self.executor.replays > 0 and not self.executor.reason
 
     @property
     def not_captured(self) -> str:
         """Why no step is captured; empty while none has to run as it stands."""
-        return self._executor.reason
+        return self.executor.reason
 
     def autocast(self) -> AbstractContextManager[object]:
         """The step's precision, for evaluation."""
@@ -182,7 +181,6 @@ class Step:
         """As calling it; the loss of the window stays in `losses`."""
         # A window that is repeated finds its earlier batches as they were: loaders use their memory again.
         self._window.append((batch if last else tree_map_only(Tensor, torch.clone, batch), share))
-        self._executor.paused = self._ranks.several and (self._ranks.cautious or not self._ranks.apart)
         try:
             if len(self._window) == 1:
                 self._begin_window()
@@ -200,7 +198,7 @@ class Step:
         if self._trial:
             self._trial.begin()
         undecided = self._trial and not self._trial.over
-        if self._pace and self._executor.reason and not self._executor.objected and not undecided:
+        if self._pace and self.executor.reason and not self.executor.objected and not undecided:
             self._pace.begin()
 
     def _drop_window(self) -> None:
@@ -212,7 +210,7 @@ class Step:
         """Those of the window so far, and the graphs that write to them."""
         self._gradients.drop()
         self._forget_scaling()
-        self._executor.forget()
+        self.executor.forget()
 
     def _end_window(self) -> None:
         if len(self._window) > 1:  # waiting for its further batches would count as launching
@@ -228,8 +226,9 @@ class Step:
             self._drop_gradients()
         if self._pieces.step_done():
             self._start_ranks_again()
-            self._executor.forget()
+            self.executor.forget()
             self._notify(f"step {self.number}: trying pieces of twice the size again")
+        self.executor.paused = self._ranks.several and (self._ranks.cautious or not self._ranks.apart)
 
     def _watch_constants(self) -> None:
         """A graph holds settings of the optimizer, where weights lie, and which layers are frozen: capture anew."""
@@ -238,11 +237,9 @@ class Step:
             self._constants = constants
             self._changes += 1
             self._stale = True
-            self._executor.forget()
+            self.executor.forget()
             if self._changes > _MOST_CHANGES:
-                self._executor.give_up(
-                    "the optimizer's settings, where weights lie or which layers learn keep changing"
-                )
+                self.executor.give_up("the optimizer's settings, where weights lie or which layers learn keep changing")
         if self._stale and len(self._window) == 1:  # a layer that is frozen now has no gradient to go on with
             self._stale = False
             self._drop_gradients()
@@ -256,7 +253,7 @@ class Step:
         """The window's newest batch; the whole window again where it has to be done in another way."""
         part = len(self._window) - 1
         if part == 0:  # a replay allocates nothing, and needs no way back
-            self._buffers.forget() if self._executor.has_graphs else self._buffers.remember()
+            self._buffers.forget() if self.executor.has_graphs else self._buffers.remember()
         again = False
         while part < len(self._window):
             try:
@@ -316,7 +313,7 @@ class Step:
         self._start_window_again(part, message, elsewhere, again)
 
     def _start_window_again(self, part: int, message: str, elsewhere: bool, again: bool) -> None:
-        graphs_took_it = self._executor.has_graphs and not again
+        graphs_took_it = self.executor.has_graphs and not again
         self._go_to_start()
         if graphs_took_it and not self._ranks.several:  # what they kept is free again: the same size may fit
             return
@@ -364,12 +361,12 @@ class Step:
             batch = pad(batch, self._pieces.size(self.settings.pad_to))
         place: Hashable = (first, last, share == 1.0)
         work = partial(self._work, first=first, last=last, weighted=share != 1.0)
-        value: Tensor = self._executor.run(place, batch, partial(uncompiled, work) if self._uncompiled else work)
-        if self.computed:
-            self.computed.record()
-        goes_to_graph = self._keeps_gradients and not self._executor.has_graphs and not self._executor.reason
+        value: Tensor = self.executor.run(place, batch, partial(uncompiled, work) if self._uncompiled else work)
+        if self.executor.computed:
+            self.executor.computed.record()
+        goes_to_graph = self._keeps_gradients and not self.executor.has_graphs and not self.executor.reason
         if goes_to_graph and (name := self._buffers.replaced()):  # a graph stays with the tensors that it found
-            self._executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it")
+            self.executor.give_up(f"the model puts a new tensor where its buffer {name} was: write into it")
         if self._breaks and (reason := self._breaks.first()):
             self._notify(f"torch.compile could not take the model in one piece: {reason}")
         self._breaks = None
@@ -387,7 +384,7 @@ class Step:
             if flat.missing:  # backward() would find some: recomputation with use_reentrant hides weights from autograd
                 raise RuntimeError(f"{flat.missing} weights have no gradient")
             self._ranks.agree()
-        self._ranks.average(flat.tensors)
+        self._ranks.average_parts(flat.tensors)
 
         def finish(batch: tuple[()]) -> Tensor:
             flat.attach()
@@ -397,7 +394,7 @@ class Step:
         if self._rates.obstacle:
             finish(())
         else:
-            self._executor.run("finish", (), finish)
+            self.executor.run("finish", (), finish)
 
     def _keeps(self, first: bool, last: bool) -> bool:
         """Whether graphs share gradients; not if the update of the same graph uses them up, or if they are flat."""
@@ -416,7 +413,7 @@ class Step:
             # As the gradient of the loss, share and scale cost no kernel of their own.
             scale = self._scaler.scale(self._share)
             if flat:
-                flat.put(flat.stand_ins.gradients(loss.float(), scale), first)
+                flat.put(flat.stand_ins.gradients(loss.float(), self._ranks.part_of(scale)), first)
             else:
                 self.communication.backward(loss.float(), scale)
         value = loss.detach().float()

@@ -38,6 +38,7 @@ from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
 from hotloop.train.patience import Patience, StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
+from hotloop.train.preparation import Preparation, PreparedByDraws, prepares_in_step
 from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
 from hotloop.train.progress import Progress
 from hotloop.train.random_state import restore_random_state
@@ -108,8 +109,18 @@ def train_job(
             world=world,
             heart=heart,
             copies=copies,
+            preparation=_preparation(ready, train, world),
         )
         return run, _Training(parts, machine, ready.choices).run(named)
+
+
+def _preparation(ready: Ready, train: Source, world: World) -> Preparation:
+    task = ready.task
+    if ready.beside or prepares_in_step(task):
+        return ready.beside or Preparation()
+    return PreparedByDraws(
+        lambda batch: task.prepare(train.expand(batch), training=True), ready.job.seed, world.data_rank
+    )
 
 
 def _preemption(job: Job, observer: Observer, world: World, stop_file: str, last: bool) -> Preemption:
@@ -268,8 +279,8 @@ def _sources(
             refused = [why for loader in opened if (why := stack.enter_context(page_locked(loader.memory)))]
             if refused:
                 notify(not_locked("batches", refused[0]))
-    train = ready.train_source or ready.prepared(
-        LoaderSource(loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers, decoding), notify
+    train = ready.train_source or LoaderSource(
+        loaders[id(ready.datasets[0][0])], device, ready.task.random_numbers, decoding
     )
     if len(ready.datasets) == 1:
         return train, None
