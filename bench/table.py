@@ -143,6 +143,8 @@ def two_cards(result: dict[str, Any]) -> tuple[str, str]:
 def scaling(result: dict[str, Any]) -> tuple[str, str]:
     shares, speed = result["scaling"], result["images_per_second"][str(result["ranks"])]
     text = f"{spread(speed, 'images/s')}: **{shares['hotloop']:.3f}** of so many times one GPU"
+    if "hotloop, slowest card" in shares:
+        text += f", {shares['hotloop, slowest card']:.3f} of the slowest one"
     if "by hand" in shares:
         text += f"; compiled DistributedDataParallel by hand {shares['by hand']:.3f}"
     if "JPEG files" in shares:
