@@ -266,8 +266,7 @@ def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
     from hotloop.tasks.task import RANDOM
 
     if ready.train_source:
-        batch = dict(next(ready.train_source.batches()).tensors)
-        return dict(ready.beside.prepared(batch)) if ready.beside else batch
+        return _prepared(ready, dict(next(ready.train_source.batches()).tensors))
     size = -(-case.batch // ranks)
     batch = {
         name: torch.zeros((size, *field.shape), dtype=getattr(torch, field.dtype.name), device=device)
@@ -275,7 +274,17 @@ def batch_of(ready: Any, case: Case, device: str, ranks: int) -> dict[str, Any]:
     }
     if ready.task.random_numbers:
         batch[RANDOM] = torch.rand(size, ready.task.random_numbers, device=device)
-    return dict(ready.beside.prepared(batch)) if ready.beside else batch
+    return _prepared(ready, batch)
+
+
+def _prepared(ready: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """What the step takes: under DDP batches are prepared beside it."""
+    import torch
+
+    if not ready.beside:
+        return batch
+    torch.cuda.synchronize()
+    return dict(ready.beside.prepared(batch))
 
 
 def tiny(case: Case, divided: bool = False) -> Case:

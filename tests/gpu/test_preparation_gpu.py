@@ -64,5 +64,7 @@ def test_memory_that_runs_out_once_costs_no_batch() -> None:
 
     preparation = PreparedBeside(prepare, device, step, compiled=False, notify=lambda text: None)
     for number in range(6):
-        found = preparation.prepared({"x": torch.full((4,), number, device=device)})
+        batch = {"x": torch.full((4,), number, device=device)}
+        torch.cuda.synchronize()
+        found = preparation.prepared(batch)
         assert found["x"].tolist() == [number + 1] * 4

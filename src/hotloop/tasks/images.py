@@ -49,7 +49,7 @@ class ImageClassification(Task):
 
     @property
     def prepare_is_apart(self) -> bool:  # type: ignore[override]
-        return self.prepare_is_pure
+        return self.prepare_is_pure and type(self).prepare is ImageClassification.prepare
 
     @property
     def padding_obstacle(self) -> str:

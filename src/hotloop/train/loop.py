@@ -249,10 +249,12 @@ class Loop:
         if self._window:
             self._window.begin()
         for number in range(first, end):
-            batch = self._next_batch()
-            if timer:
-                timer.start(self._parts.preparation.stream)
+            batch, beside = self._next_batch(), self._parts.preparation.stream
+            if timer and beside:
+                timer.start(beside)
             ready = self._parts.preparation(batch)
+            if timer and not beside:
+                timer.start()
             counted = self._parts.train.settings.counted(number, len(self._parts.train.dataset))
             share = counted * self._world.data_size / samples  # gradients are averaged over the ranks
             self._parts.step.run(ready, share=share, last=number == end - 1)

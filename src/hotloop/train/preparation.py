@@ -8,7 +8,7 @@ import torch
 from hotloop.data.random import batch_seed
 from hotloop.tasks.task import Task, Tensors
 from hotloop.train.execute import WARM_UP, Executor
-from hotloop.train.pieces import memory_errors, release
+from hotloop.train.pieces import memory_errors, no_room, release
 from hotloop.train.random_state import drawn_from
 from hotloop.train.source import DeviceBatch
 
@@ -92,17 +92,33 @@ class PreparedBeside(Preparation):
         return self.prepared(batch.tensors)
 
     def prepared(self, tensors: Tensors) -> Tensors:
-        """What the step takes, on the current stream."""
-        self._executor.paused = self._step.paused
+        """What the step takes, on the current stream.
+
+        Raises:
+            HotloopError: memory ran out; a batch is not cut before it is prepared.
+        """
+        paused = self._step.paused and not self._step.reason
+        if self._executor.paused and not paused:  # shapes and calls are counted anew with the step's
+            self._executor.forget()
+        self._executor.paused = paused
+        # One graph, wherever a batch lies: to copy what came takes less than a prepared batch for each of those places.
+        came = {name: tensor.detach() for name, tensor in tensors.items()}
         with torch.cuda.stream(self._stream):
-            try:
-                with memory_errors():
-                    ready = self._executor.run("prepare", tensors, self._prepare)
-            except torch.OutOfMemoryError as error:
-                release(error)
-                ready = self._executor.run("prepare", tensors, self._prepare)
+            ready = self._run(came)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         if self._executor.reason and not self._told:
             self._told = True
+            self._step.forget()  # its graphs read what this one's have made
             self._notify(f"the preparation of batches is not captured into a CUDA graph: {self._executor.reason}")
         return dict(ready)  # the step's own to write into, where a graph has made it
+
+    def _run(self, tensors: Tensors, again: bool = True) -> Tensors:
+        try:
+            with memory_errors():
+                ready: Tensors = self._executor.run("prepare", tensors, self._prepare)
+        except torch.OutOfMemoryError as error:
+            if not again:
+                raise no_room("a batch that is prepared does not", str(error)) from error
+            release(error)
+            return self._run(tensors, again=False)
+        return ready
