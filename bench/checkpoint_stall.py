@@ -1,8 +1,9 @@
 """What checkpoints cost a training: for how long it waits for each, and its speed with them against without.
 
-Llama 3's 8B shapes with Adam on all GPUs of one host (FSDP2, bf16, one sequence of 8,192 tokens on each), a checkpoint
-of 96 GB every 80 steps (`--every`), written beside the training. One run: each window from one save to the next gives
-one figure; steps without are those before the first save, and of each window those after its checkpoint is whole.
+Llama 3's 8B shapes with Adam on all GPUs of one host (FSDP2, bf16, one sequence of 8,192 tokens on each; cards of less
+than 100 GiB recompute blocks, as what backward needs has no room), a checkpoint of 96 GB every 80 steps (`--every`),
+written beside the training. One run: each window from one save to the next gives one figure; steps without are those
+before the first save, and of each window those after its checkpoint is whole.
 `--folder /dev/shm` writes to memory, where the disk is slower than a window is long: it holds two of them.
 
 Goals: it waits at most 0.3 s; 0.99 of the tokens/s.
@@ -27,6 +28,13 @@ _MOST_SECONDS = 500.0
 _CHECKPOINT_BYTES = 97 * 10**9
 """Of 32 layers."""
 
+_KEEPS_BYTES = 100 * 2**30
+"""Of a card, from which on blocks keep what backward needs: a quarter of the state is 30 GiB, that some 45."""
+
+
+def _least_memory_bytes() -> int:
+    return min(torch.cuda.get_device_properties(card).total_memory for card in range(torch.cuda.device_count()))
+
 
 class Sizes:
     """What is trained: large on GPUs, tiny without."""
@@ -39,6 +47,7 @@ class Sizes:
         self.layers, self.arguments = layers, {"layers": layers}
         if tiny:
             self.arguments = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "hidden": 64}
+        self.activations = "keep" if tiny or _least_memory_bytes() > _KEEPS_BYTES else "blocks"
         self.warm, self.every, self.saves = (4, 8, 3) if tiny else (15, every, 3)
 
     @property
@@ -60,7 +69,7 @@ def job_of(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "model": {"name": "llama-3-8b", "arguments": sizes.arguments},
         "train": {"epochs": 1},
         "optimizer": {"name": "adamw", "learning_rate": 1e-5},
-        "speed": {"compile": "blocks" if sizes.device == "cuda" else False},
+        "speed": {"compile": "blocks" if sizes.device == "cuda" else False, "activations": sizes.activations},
         "ranks": {"processes": sizes.ranks, "restarts": 0},
         "checkpoint": {"every": f"{sizes.every} steps", "keep": 1, "background": True},
         "log": {"every": 1, "tensorboard": False},
@@ -91,6 +100,7 @@ def content(sizes: Sizes, records: Records) -> dict[str, Any]:
         "ranks": sizes.ranks,
         "layers": sizes.arguments["layers"],
         "every": sizes.every,
+        "activations": sizes.activations,
         "goals": {"stall": 0.3, "speed_with_saves": 0.99},
         **{name: vars(Figure.of(values, unit)) for name, (values, unit) in figures.items() if values},
     }

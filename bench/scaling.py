@@ -1,10 +1,11 @@
 """ResNet-50 on all GPUs of one host against one of them: `hotloop train`, and DistributedDataParallel by hand.
 
 224 pixels, bf16, batches of 256 on each GPU. Data lies on the GPUs, or comes from JPEG files (photographs of 500 × 375
-pixels, 110 to 140 KiB). Each figure is an epoch of a run, of 24 steps with any number of GPUs, after those in which all
-is compiled and tried. Cards of one host differ, and several go at the pace of the slowest: what one does is measured on
-each of them, side by side, each with its share of the processors. The rival compiles what DDP wraps (static graph,
-bucket views), on random batches that stay on the GPU.
+pixels, 110 to 140 KiB). Gradients travel as float32 and, in runs of their own, as bfloat16. Each figure is an epoch of
+a run, of 24 steps with any number of GPUs, after those in which all is compiled and tried. Cards of one host differ,
+and several go at the pace of the slowest: what one does is measured on each of them, side by side, each with its share
+of the processors. The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on the
+GPU.
 
 Goals: 0.975 of so many times one GPU's speed; from JPEG files 0.95 of the speed with data on the GPUs.
 """
@@ -71,7 +72,7 @@ def write_arrays(file: Path, sizes: Sizes, ranks: int) -> Path:
     return file
 
 
-_ALONE = "1, card "
+_ALONE, _SHORT = "1, card ", "{}, gradients as bfloat16"
 
 
 def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
@@ -79,7 +80,7 @@ def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
 
     def on(place: Place) -> list[float]:
         place.take()
-        return trained(sizes, data, 1, Path(tempfile.mkdtemp(dir=folder)), place.environment)
+        return trained(sizes, data, 1, Path(tempfile.mkdtemp(dir=folder)), environment=place.environment)
 
     parts = places(sizes.ranks if sizes.device == "cuda" else 0)
     with ThreadPoolExecutor(len(parts)) as pool:
@@ -87,8 +88,9 @@ def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
 
 
 def trained(
-    sizes: Sizes, data: Path, ranks: int, folder: Path, environment: Mapping[str, str] = os.environ
-) -> list[float]:
+    sizes: Sizes, data: Path, ranks: int, folder: Path,
+    gradients: str = "fp32", environment: Mapping[str, str] = os.environ,
+) -> list[float]:  # fmt: skip
     """Images/s of each epoch of `hotloop train` once it is warm."""
     batch = sizes.batch * ranks
     epochs = sizes.warm_epochs + sizes.epochs
@@ -104,7 +106,7 @@ def trained(
         "train": {"epochs": epochs},
         "optimizer": {"name": "sgd", "learning_rate": 0.01},
         "speed": {"compile": sizes.device == "cuda"},
-        "ranks": {"processes": ranks, "restarts": 0},
+        "ranks": {"processes": ranks, "restarts": 0, "gradients": gradients},
         "checkpoint": {"every": f"{epochs} epochs"},
         "run": {"dir": str(run)},
     }
@@ -162,13 +164,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
-        def together(data: Path, contender: str) -> Epochs:
-            return {contender: trained(sizes, data, sizes.ranks, folder)}
+        def together(data: Path, contender: str, gradients: str = "fp32") -> Epochs:
+            return {contender: trained(sizes, data, sizes.ranks, folder, gradients)}
 
         one, several = (write_arrays(folder / f"images-{ranks}.npz", sizes, ranks) for ranks in (1, sizes.ranks))
         contenders: list[Callable[[], Epochs]] = [
             partial(alone, sizes, one, folder),
             partial(together, several, str(sizes.ranks)),
+            partial(together, several, _SHORT.format(sizes.ranks), "bf16"),
         ]
         if "jpeg" not in arguments.without:
             photographs = arguments.photographs or folder / "photographs"
@@ -198,6 +201,7 @@ def content(sizes: Sizes, speeds: Epochs) -> dict[str, Any]:
     pairs = {
         "hotloop": (several, "1", sizes.ranks),
         "hotloop, slowest card": (several, "1, slowest card", sizes.ranks),
+        "hotloop, gradients as bfloat16": (_SHORT.format(several), "1", sizes.ranks),
         "by hand": (f"{several}, by hand", "1, by hand", sizes.ranks),
         "hotloop against by hand": (several, f"{several}, by hand", 1),
         "JPEG files": ("JPEG files", several, 1),

@@ -116,7 +116,11 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
-        return bool(self._reduced([float(flag)], distributed.ReduceOp.MAX)[0])
+        return self.any_of([flag])[0]
+
+    def any_of(self, flags: list[bool]) -> list[bool]:
+        """Of each, whether it is so on any rank."""
+        return [bool(found) for found in self._reduced([float(flag) for flag in flags], distributed.ReduceOp.MAX)]
 
     def _reduced(self, values: list[float], operation: Any) -> list[float]:
         if self.size == 1:
