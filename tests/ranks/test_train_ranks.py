@@ -78,6 +78,15 @@ def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(hot
     assert all(torch.equal(left[name], expected[name]) for name in expected)
 
 
+def test_damaged_files_that_any_rank_meets_are_told(hotloop: Command, job: Path) -> None:
+    damaged = sorted((job.parent / "images").rglob("*.*"))[::3]
+    for file in damaged:
+        file.write_bytes(b"no image")
+    epoch = ["--set", "run.dir=two", "--set", "train.epochs=1"]
+    result = json.loads(hotloop("train", "job.toml", *TWO, *epoch, "--json", expect=0).out)
+    assert {Path(one["path"]).name for one in result["corrupt_files"]} == {file.name for file in damaged}
+
+
 @pytest.mark.slow
 def test_one_goes_on_where_two_have_stopped(hotloop: Command, job: Path) -> None:
     schedule = ["--set", "schedule.name=constant"]
