@@ -19,7 +19,7 @@ data = {{ train = "{folder}", val = "{folder}", batch_size = 4 }}
 model = {{ name = "tiny:cnn" }}
 train = {{ epochs = 6 }}
 optimizer = {{ learning_rate = 0.1 }}
-log = {{ tensorboard = false }}
+log = {{ tensorboard = false, report = false }}
 run = {{ dir = "runs/bright" }}
 """
 

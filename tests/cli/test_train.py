@@ -27,6 +27,8 @@ batch_size = 4
 epochs = 2
 [log]
 every = 2
+tensorboard = false
+report = false
 [optimizer]
 learning_rate = 0.01
 """
@@ -41,7 +43,7 @@ def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def test_a_job_trains_and_says_so(hotloop: Command, job: Path) -> None:
-    done = hotloop("train", "job.toml", expect=0)
+    done = hotloop("train", "job.toml", "--set", "log.report=true", expect=0)
     assert "finished after 8 steps" in done.out
     assert "val_accuracy" in done.out
     assert "samples/s" in done.out

@@ -55,6 +55,7 @@ class Trial:
             "train.epochs=8",
             "optimizer.learning_rate=0.01",
             "log.tensorboard=false",
+            "log.report=false",
             *SETTINGS[self.setting],
             f"data.train={self.images}/train",
             f"data.val={self.images}/val",

@@ -89,7 +89,7 @@ def job(folder: Path, run_dir: Path, **data: Any) -> Job:
     raw = {
         "task": {"image_size": 32}, "model": {"name": "tiny:cnn"}, "train": {"epochs": 12}, "precision": "fp32",
         "data": {"train": str(folder), "batch_size": 16, "workers": 2, **data},
-        "log": {"every": 6, "tensorboard": False}, "run": {"dir": str(run_dir)},
+        "log": {"every": 6, "tensorboard": False, "report": False}, "run": {"dir": str(run_dir)},
     }  # fmt: skip
     return parse_job(raw, "job")
 

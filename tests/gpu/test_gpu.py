@@ -40,7 +40,7 @@ def small(folder: Path, run_dir: Path, **keys: Any) -> Job:
         "model": {"name": "tiny:cnn"},
         "train": {"epochs": 10},
         "optimizer": {"learning_rate": 0.05},
-        "log": {"every": 3, "tensorboard": False},
+        "log": {"every": 3, "tensorboard": False, "report": False},
         "run": {"dir": str(run_dir)},
         **keys,
     }
@@ -190,7 +190,7 @@ def test_a_language_model_trains_in_a_graph(tmp_path: Path) -> None:
                 "train": {"epochs": 2, "clip_norm": 1.0},
                 "optimizer": {"name": "adamw", "learning_rate": 3e-3},
                 "speed": {"graph": graph},
-                "log": {"tensorboard": False},
+                "log": {"tensorboard": False, "report": False},
                 "run": {"dir": str(tmp_path / f"{name}-{graph}")},
             }
             result = run(parse_job(raw, "job"))

@@ -28,6 +28,8 @@ batch_size = 4
 epochs = 3
 [log]
 every = 1
+tensorboard = false
+report = false
 [optimizer]
 learning_rate = 0.01
 """
@@ -42,6 +44,9 @@ train = "{images}"
 batch_size = 8
 [model]
 name = "resnet10t"
+[log]
+tensorboard = false
+report = false
 """
 
 TOKENS_JOB = """
@@ -68,6 +73,8 @@ name = "constant"
 learning_rate = 0.003
 [log]
 every = 1
+tensorboard = false
+report = false
 """
 EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
 """What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""

@@ -86,7 +86,7 @@ def job(tmp_path: Path, run_dir: str, **changes: Any) -> Job:
         "model": {"name": "tiny:cnn"},
         "train": {"epochs": 12},
         "optimizer": {"learning_rate": 0.05},
-        "log": {"tensorboard": False},
+        "log": {"tensorboard": False, "report": False},
         "run": {"dir": str(tmp_path / run_dir)},
     }
     for key, value in changes.items():

@@ -86,7 +86,7 @@ def test_a_run_says_what_held_it_up(
     raw: dict[str, Any] = {
         "task": {"image_size": 16}, "data": {"train": str(make_images()), "batch_size": 4, "workers": 0},
         "model": {"name": "tiny:cnn"}, "train": {"epochs": 12}, "device": "cpu",
-        "log": {"every": 8, "tensorboard": False}, "run": {"dir": str(tmp_path / "run")},
+        "log": {"every": 8, "tensorboard": False, "report": False}, "run": {"dir": str(tmp_path / "run")},
     }  # fmt: skip
     result = train_job(parse_job(raw, "job"), read_machine(), Observer())[1]
     assert result.steps == 48
@@ -110,7 +110,8 @@ def test_a_validation_is_no_training(
     folder = str(make_images())
     raw: dict[str, Any] = {
         "task": {"image_size": 16}, "data": {"train": folder, "val": folder, "batch_size": 2, "workers": 0},
-        "model": {"name": "tiny:cnn"}, "train": {"epochs": 8}, "device": "cpu", "log": {"tensorboard": False},
+        "model": {"name": "tiny:cnn"}, "train": {"epochs": 8}, "device": "cpu",
+        "log": {"tensorboard": False, "report": False},
         "checkpoint": {"every": "1 epoch"}, "run": {"dir": str(tmp_path / "run")},
     }  # fmt: skip
     started = time.perf_counter()
@@ -133,7 +134,8 @@ def test_before_it_has_settled_a_gpu_waits_for_what_the_workers_are_late_with() 
 def tiny_job(folder: Path, run: Path, **data: Any) -> Job:
     raw: dict[str, Any] = {
         "task": {"image_size": 16}, "data": {"train": str(folder), "batch_size": 4, "workers": 0, **data},
-        "model": {"name": "tiny:cnn"}, "train": {"epochs": 1}, "device": "cpu", "log": {"tensorboard": False},
+        "model": {"name": "tiny:cnn"}, "train": {"epochs": 1}, "device": "cpu",
+        "log": {"tensorboard": False, "report": False},
         "run": {"dir": str(run)},
     }  # fmt: skip
     return parse_job(raw, "job")

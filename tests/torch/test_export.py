@@ -58,7 +58,7 @@ def trained(folder: Path, images: Path, **changes: Any) -> Path:
         "model": {"name": "tiny:cnn"},
         "train": {"epochs": 2},
         "optimizer": {"learning_rate": 0.05},
-        "log": {"tensorboard": False},
+        "log": {"tensorboard": False, "report": False},
         "run": {"dir": str(folder)},
     }  # fmt: skip
     for key, value in changes.items():
@@ -301,7 +301,7 @@ class TwoInputs(Regression):
 
 def custom(folder: Path, task: str) -> Path:
     job = {"device": "cpu", "task": {"name": task}, "data": {"train": "made", "batch_size": 4, "workers": 0},
-           "model": {"name": "made"}, "train": {"epochs": 1}, "log": {"tensorboard": False},
+           "model": {"name": "made"}, "train": {"epochs": 1}, "log": {"tensorboard": False, "report": False},
            "optimizer": {"learning_rate": 0.01}, "run": {"dir": str(folder)}}  # fmt: skip
     train_job(parse_job(job, "job"), read_machine(), Silent())
     return folder

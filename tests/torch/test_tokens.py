@@ -39,7 +39,7 @@ def small(text: Path, run_dir: Path, **changes: Any) -> Job:
         "model": {"name": "gpt2", "arguments": {**SMALL, "kv_heads": 4}},
         "train": {"epochs": 2, "clip_norm": 1.0},
         "optimizer": {"name": "adamw", "learning_rate": 3e-3},
-        "log": {"every": 5, "tensorboard": False},
+        "log": {"every": 5, "tensorboard": False, "report": False},
         "run": {"dir": str(run_dir)},
     }
     for key, value in changes.items():

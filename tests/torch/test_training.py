@@ -60,7 +60,7 @@ def small(folder: Path, run_dir: Path, **changes: Any) -> Job:
         "model": {"name": "tiny:cnn"},
         "train": {"epochs": 2},
         "optimizer": {"learning_rate": 0.05},
-        "log": {"every": 2, "tensorboard": False},
+        "log": {"every": 2, "tensorboard": False, "report": False},
         "run": {"dir": str(run_dir)},
     }
     for key, value in changes.items():
@@ -97,7 +97,7 @@ def test_the_last_batch_counts_as_the_job_says(make_images: Make, tmp_path: Path
 
 def test_a_run_trains_and_leaves_everything(make_images: Make, tmp_path: Path) -> None:
     told = Told()
-    job = small(make_images(), tmp_path / "run", train__epochs=20, log__tensorboard=True)
+    job = small(make_images(), tmp_path / "run", train__epochs=20, log__tensorboard=True, log__report=True)
     done, result = run(job, told)
     assert result.status == "finished"
     assert result.metrics["val_accuracy"] == 1.0
@@ -291,7 +291,7 @@ def test_damaged_files_are_replaced_counted_and_named(make_images: Make, tmp_pat
     (folder / "class1/text.jpg").write_text("not an image")
     hashes = set()
     for name in ("a", "b"):
-        done, result = run(small(folder, tmp_path / name, data__workers=len(hashes)))
+        done, result = run(small(folder, tmp_path / name, data__workers=len(hashes), log__report=True))
         reasons = {Path(file["path"]).name: file["reason"] for file in result.corrupt_files}
         assert reasons["003.png"] == "the file is empty"
         assert set(reasons) == {"003.png", "text.jpg"}

@@ -246,5 +246,6 @@ def summary(command: Sequence[str], run: Run, result: Result, fixed: bool) -> st
     if result.status == "preempted":
         again = shlex.join([*command, *([] if fixed else ["--set", f"run.dir={directory}"])])
         lines.append(f"saved, as {result.stopped_by} asked; to continue: {again}")
-    lines.append(f"report: {directory}/report.html")
+    if run.report_file.exists():
+        lines.append(f"report: {directory}/{run.report_file.name}")
     return "\n".join(line for line in lines if line)

@@ -296,6 +296,7 @@ class LogSection(Section):
         "auto", description="steps a line of metrics.jsonl and a TensorBoard point; auto: 10, at most 4 lines a second"
     )
     tensorboard: bool = Field(True, description="write TensorBoard events")
+    report: bool = Field(True, description="write report.html at the end: half a second or more of a processor")
 
 
 class RunSection(Section):

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -90,18 +90,28 @@ def _count(task: Task, model: nn.Module, batch: Tensors) -> float:
 def matrix_rate(device: torch.device, precision: str, largest: int = 8192) -> float:
     """FLOP/s of a matrix product in the given precision: of `largest`³ on a GPU, of 1024³ on a CPU.
 
-    Takes about 50 ms, on a CPU 0.2 s. Of 4096³ where less than 8 GB is free: the larger matrices take 0.75 GiB.
+    Takes about 50 ms, on a CPU 0.1 s once in a process. Of 4096³ where less than 8 GB is free: the larger matrices take
+    0.75 GiB.
     """
-    size = 1024
-    if device.type == "cuda":
-        size = largest if torch.cuda.mem_get_info(device)[0] > 8e9 else 4096
     dtype = _DTYPES.get(precision, torch.bfloat16)
-    own = torch.Generator(device).manual_seed(0)  # a training that is measured draws the same numbers as another
-    a, b = torch.randn(2, size, size, device=device, generator=own).to(dtype)
     if device.type == "cpu":
-        return 2 * size**3 / min(_seconds_on_cpu(a, b))
+        return _cpu_rate(dtype, torch.get_num_threads())
+    size = largest if torch.cuda.mem_get_info(device)[0] > 8e9 else 4096
+    a, b = _matrices(size, dtype, device)
     with torch.cuda.device(device):  # events belong to the current one
         return 2 * size**3 / statistics.median([_seconds_on_gpu(a, b) for _ in range(7)][2:])
+
+
+@cache
+def _cpu_rate(dtype: torch.dtype, threads: int) -> float:
+    """Of so many threads, which torch has now."""
+    size = 1024
+    return 2 * size**3 / min(_seconds_on_cpu(*_matrices(size, dtype, torch.device("cpu"))))
+
+
+def _matrices(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    own = torch.Generator(device).manual_seed(0)  # a training that is measured draws the same numbers as another
+    return torch.randn(2, size, size, device=device, generator=own).to(dtype)
 
 
 def _seconds_on_cpu(a: torch.Tensor, b: torch.Tensor) -> Iterator[float]:
@@ -116,7 +126,7 @@ def _seconds_on_cpu(a: torch.Tensor, b: torch.Tensor) -> Iterator[float]:
         weights = b.view(*b.shape, 1, 1).contiguous(memory_format=torch.channels_last)
         products.append(partial(torch.conv2d, pixels, weights))
     for product in products:
-        for _ in range(7):
+        for _ in range(4):
             started = time.perf_counter()
             product()
             yield time.perf_counter() - started

@@ -473,7 +473,8 @@ class _Training:
             self.parts.run.write_result(result)
             if loop.examples:
                 write_examples(self.parts.run, loop.examples)
-            write_report(self.parts.run)
+            if self.parts.job.log.report:
+                write_report(self.parts.run)
         except OSError as error:
             self.parts.observer.warn(f"result or report could not be written: {error}")
         self.parts.observer.on(Ended(self.parts.run, result))

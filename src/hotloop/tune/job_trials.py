@@ -71,7 +71,8 @@ class JobTrials:
         raw["train"]["epochs"] = _FOREVER
         raw["checkpoint"]["every"] = f"{_FOREVER} epochs"
         # A GPU is not waited for at each step, as it would be for its loss; on a CPU ten steps may take long.
-        raw["log"] = {"every": 1 if self._job.device == "cpu" else "auto", "tensorboard": False}
+        every = 1 if self._job.device == "cpu" else "auto"
+        raw["log"] = {"every": every, "tensorboard": False, "report": False}
         raw["data"].pop("val", None)
         process = ProcessSettings.of(settings)
         environment = for_training({**self._environment, **process.environment})
