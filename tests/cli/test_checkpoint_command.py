@@ -1,6 +1,7 @@
 """`hotloop checkpoint` on what a run has saved."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from command import Command
 from safetensors.torch import load_file
 
+from hotloop import Checkpointer
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
 
 JOB = """
@@ -43,6 +45,27 @@ def test_a_run_is_listed_verified_and_its_weights_taken_out(
     damaged = tmp_path / listed[0]["path"] / "state.pt"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     told = hotloop("checkpoint", "verify", "run", expect=1).out.splitlines()
-    assert ["damaged: state.pt is" in told[0], told[1].endswith("whole")] == [True, True]
+    assert ["damaged: state.pt has " in told[0], told[1].endswith("whole")] == [True, True]
     done = hotloop("checkpoint", "convert", "run", "model.safetensors", expect=2)
     assert "is there already" in done.err
+
+
+def test_damage_and_a_folder_that_is_not_there_are_told_in_words(tmp_path: Path, hotloop: Command) -> None:
+    for step in (1, 2):
+        Checkpointer(tmp_path).save({"model": {"large": torch.zeros(100_000)}}, step)
+    refused = hotloop("checkpoint", "convert", ".", "missing/m.safetensors", expect=2)
+    assert refused.err.splitlines() == [
+        "error: missing/m.safetensors cannot be written",
+        "cause: there is no folder missing",
+        "fix:   mkdir -p missing",
+    ]
+    (tmp_path / "missing").mkdir()
+    hotloop("checkpoint", "convert", ".", "missing/m.safetensors", expect=0)
+    part = "part-00001-of-00001.safetensors"
+    (tmp_path / "epoch-0000-step-00000001" / part).unlink()
+    cut = tmp_path / "epoch-0000-step-00000002" / part
+    size = cut.stat().st_size
+    os.truncate(cut, size - 1)
+    first, second = hotloop("checkpoint", "verify", ".", expect=1).out.splitlines()
+    assert first.endswith(f"  damaged: {part} is missing")
+    assert second.endswith(f"  damaged: {part} has {size - 1:,} bytes, {size:,} were written")

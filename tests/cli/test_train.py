@@ -42,6 +42,33 @@ def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
     return file
 
 
+def test_sigterm_before_anything_has_begun_is_a_stop(job: Path) -> None:
+    command = [sys.executable, "-m", "hotloop", "train", "job.toml"]
+    child = subprocess.Popen(command, cwd=job.parent, stderr=subprocess.PIPE)
+    try:
+        status = Path(f"/proc/{child.pid}/status")
+        while not _catches(status.read_text(), signal.SIGTERM):
+            assert child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert (child.returncode, err) == (75, b"")
+
+
+def _catches(status: str, number: signal.Signals) -> bool:
+    """By a handler of its own."""
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_model_in_dataparallel_is_refused(hotloop: Command, job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Replicated'\n"))
+    refused = hotloop("train", "job.toml", expect=2)
+    assert "the task's model is a torch.nn.DataParallel" in refused.err
+    assert "hotloop trains on each GPU by a process of its own" in refused.err
+
+
 def test_a_job_trains_and_says_so(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", "--set", "log.report=true", expect=0)
     assert "finished after 8 steps" in done.out

@@ -87,6 +87,50 @@ def test_damaged_files_that_any_rank_meets_are_told(hotloop: Command, job: Path)
     assert {Path(one["path"]).name for one in result["corrupt_files"]} == {file.name for file in damaged}
 
 
+def test_a_signal_is_heard_soon_after_a_validation(job: Path) -> None:
+    """Ranks agree at the pace of their steps, not at that of a validation's short batches."""
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Paced'\n"))
+    options = ["--set", "model.name=line", "--set", "task.arguments={samples = 400, seconds = 0.1}"]
+    with started(job.parent, "--set", "run.dir=run", *options, *TWO) as child:
+        read_until(child, "epoch 1/")
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert 100 <= json.loads((job.parent / "run/result.json").read_text())["steps"] < 150
+
+
+def test_restarts_are_counted_from_checkpoint_to_checkpoint(job: Path) -> None:
+    options = [*NOISY, *TWO, "--set", "ranks.restarts=1", "--set", "train.epochs=60", "--set", "run.dir=run"]
+    with started(job.parent, *options) as child:
+        for _ in range(3):
+            read_until(child, "saved")
+            os.kill(rank_of(child.pid, 1), signal.SIGKILL)
+            read_until(
+                child, "hotloop: rank 1 was ended by SIGKILL; starting all again from the last checkpoint (1 of 1)"
+            )
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (["parallel=auto"], 0, "parallel = ddp: weights, gradients and the optimizer's state take"),
+        (["parallel=tp"], 2, "does not say how its layers are divided among ranks"),
+        (["parallel=fsdp", "model.name=tiny:tied"], 2, "the model has weights that several of its blocks share"),
+        (["data.batch_size=1"], 2, "data.batch_size = 1 is less than the 2 processes"),
+        (["ranks.tensor=2"], 2, "ranks.tensor = 2 does not go with parallel"),
+    ],
+)
+def test_a_dry_run_says_what_several_would_do(
+    hotloop: Command, job: Path, settings: list[str], code: int, said: str
+) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = hotloop("train", "job.toml", *TWO, *words, "--dry-run", expect=code)
+    assert said in done.out + done.err
+    assert not (job.parent / "runs").exists()
+
+
 @pytest.mark.slow
 def test_one_goes_on_where_two_have_stopped(hotloop: Command, job: Path) -> None:
     schedule = ["--set", "schedule.name=constant"]

@@ -11,6 +11,7 @@ Rank 1 (rank 0 if it is alone) has memory for `MOST` samples only: in the loss, 
 - uneven: the second part of a window has one sample.
 - apart: gradients are averaged after backward, as captured steps do it.
 - held: the same with a weight that is also used beside its module, and activations that are recomputed.
+- fading: as apart, with weights that nothing uses after six steps.
 - slow: the first rank takes longer to compute; "slow norm" with batch normalisation, "slow apart" as above.
 - trial: both ways of averaging are tried; so in all that follow.
 - watched: the first rank has hooks on its weights.
@@ -66,6 +67,18 @@ class LimitedBackward(torch.autograd.Function):
         if len(gradients[0]) > ctx.most:
             raise torch.OutOfMemoryError("this rank's memory is full")
         return gradients[0], None
+
+
+class Fading(nn.Module):
+    """Uses its weights six times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra, self.left = nn.Linear(16, 16), 6
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        return x + self.extra(x) if self.left >= 0 else x
 
 
 class Outer(nn.Module):
@@ -135,6 +148,8 @@ def build(variant: str, most: int) -> nn.Module:
         model = nn.Sequential(Recomputed(nn.Sequential(nn.Linear(6, 16), nn.Tanh())), nn.Linear(16, 3))
     if variant == "held":
         model = Held(nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3)))
+    if variant == "fading":
+        model = nn.Sequential(nn.Linear(6, 16), Fading(), nn.Linear(16, 3))
     if variant in ("unused", "idle"):
         model.register_parameter("nobody", nn.Parameter(torch.ones(3)))
     return model
@@ -177,7 +192,7 @@ def main(rank: int, size: int, folder: Path, window: int, most: int, kind: str, 
         weights = weights[rank:] + weights[:rank]
     optimizer = torch.optim.AdamW(weights, lr=0.02, weight_decay=0.5)
     step = Step(model, loss, optimizer, settings=StepSettings(clip_norm=0.5), notify=told.append)
-    if variant in ("apart", "held", "slow apart") and size > 1:
+    if variant in ("apart", "held", "slow apart", "fading") and size > 1:
         step._ranks.apart, step._trial = True, None
     if variant in TRIALS and size > 1:
         try_both_ways(step, variant if short_of_memory else "")

@@ -157,6 +157,13 @@ class Regression(hotloop.Task):
         return functional.mse_loss(outputs, batch["targets"])
 
 
+class Replicated(Regression):
+    """Its model is in a DataParallel already."""
+
+    def model(self) -> nn.Module:
+        return nn.DataParallel(nn.Linear(1, 1))
+
+
 class VectorLoss(Regression):
     """Forgets to take the mean."""
 

@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import os
+import re
 import resource
 import shutil
 from dataclasses import dataclass, field
@@ -106,6 +107,55 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, kind
     assert loaded.state["number"] == 1
     assert len(warnings) == 2
     assert str(paths[2]) in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("flipped bit", r"state\.pt is not what was written \(SHA-256 \w{8}\.\.\., \w{8}\.\.\. was written\)"),
+        ("cut", r"state\.pt has [\d,]+ bytes, [\d,]+ were written"),
+        ("empty", r"state\.pt has 0 bytes, [\d,]+ were written"),
+        ("gone", r"state\.pt is missing"),
+        ("manifest gone", r"manifest\.json is missing"),
+    ],
+)
+def test_damage_is_told_in_words(tmp_path: Path, kind: str, said: str) -> None:
+    path = filled(tmp_path, [1, 2])[1]
+    damage(path, kind)
+    warnings: list[str] = []
+    Checkpointer(tmp_path, warn=warnings.append).latest()
+    (told,) = warnings
+    assert re.fullmatch(f"{re.escape(str(path))} is damaged: {said}; trying the one before", told), told
+
+
+def test_damage_is_told_with_both_sizes_and_both_hashes(tmp_path: Path) -> None:
+    path = filled(tmp_path, [1])[0]
+    content = (path / "state.pt").read_bytes()
+    (path / "state.pt").write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=f"has {len(content) - 1:,} bytes, {len(content):,} were written"):
+        load_checkpoint(path)
+    (path / "state.pt").write_bytes(content[:-1] + b"x")
+    here, then = (hashlib.sha256(one).hexdigest()[:8] for one in (content[:-1] + b"x", content))
+    with pytest.raises(CheckpointError, match=rf"SHA-256 {here}\.\.\., {then}\.\.\. was written"):
+        load_checkpoint(path)
+
+
+def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save({"large": torch.zeros(100_000)}, step=1)
+    (path / "part-00001-of-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError) as told:
+        load_checkpoint(path)
+    assert told.value.cause == "part-00001-of-00001.safetensors is missing"
+
+
+@pytest.mark.parametrize(
+    "odd", [5, {}, {"bytes": "9", "sha256": "x"}, {"bytes": 9, "sha256": "x", "more": 1}], ids=repr
+)
+def test_a_manifest_that_does_not_say_what_a_file_was_is_told(tmp_path: Path, odd: object) -> None:
+    path = filled(tmp_path, [1])[0]
+    change_manifest(path, files={"state.pt": odd})
+    with pytest.raises(CheckpointError, match=r"manifest\.json does not say which size and SHA-256 state\.pt has"):
+        load_checkpoint(path)
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:

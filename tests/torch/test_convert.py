@@ -57,6 +57,22 @@ def test_nothing_is_written_over_or_made_up(newest: Loaded, tmp_path: Path) -> N
     assert not (tmp_path / "new.safetensors").exists()
 
 
+def test_a_place_that_cannot_be_written_to_is_told_without_temporary_names(newest: Loaded, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out, cause, fix in (
+        (
+            tmp_path / "my models/m.safetensors",
+            f"there is no folder {tmp_path}/my models",
+            f"mkdir -p '{tmp_path}/my models'",
+        ),
+        (tmp_path / "file/m.safetensors", f"there is no folder {tmp_path}/file", f"{newest.path} ~/m.safetensors"),
+    ):
+        with pytest.raises(InputError) as told:
+            convert(newest, out)
+        assert (told.value.what, told.value.cause) == (f"{out} cannot be written", cause)
+        assert told.value.fix.endswith(fix)
+
+
 def test_each_checkpoint_is_listed_with_its_damage(checkpoints: Path) -> None:
     file = checkpoints / "epoch-0000-step-00000002" / "state.pt"
     content = bytearray(file.read_bytes())
@@ -67,7 +83,7 @@ def test_each_checkpoint_is_listed_with_its_damage(checkpoints: Path) -> None:
     assert all(one.size_bytes > len(content) for one in listed)
     whole, damaged, other = stored_checkpoints(checkpoints, verify=True)
     assert (whole.damage, other.damage) == ("", "")
-    assert "expected" in str(damaged.damage)
+    assert "state.pt is not what was written (SHA-256 " in str(damaged.damage)
     [one] = stored_checkpoints(listed[2].path, verify=True)
     assert (one.position, one.damage) == ((0, 3), "")
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,22 @@ import torch
 from hotloop.core.errors import InputError
 from hotloop.explain.flight import compared, is_dump, read_dump
 
+LAST = """
+import sys
+import torch
+from torch import distributed
+from hotloop.train.collectives import last_collective
+
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet", rank=0, world_size=1)
+for group in (
+    distributed.group.WORLD,
+    distributed.new_group([0], group_desc="mine"),
+    distributed.new_group([0]),
+    distributed.new_group([0], use_local_synchronization=True),
+):
+    distributed.all_reduce(torch.ones(3), group=group)
+    print(last_collective())
+"""
 SCRIPT = Path(__file__).parents[1] / "support/flight_ranks.py"
 
 
@@ -43,6 +60,17 @@ def test_the_rank_that_differs_is_named_with_its_line(tmp_path: Path, kind: str,
     alone = compared([read_dump(file) for file in files[:1]])
     assert alone[0].id == "rank-died"
     assert alone[0].notes[1] == "ranks 1, 2 left no dump"
+
+
+@pytest.mark.skipif(not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="this torch records no gloo")
+def test_the_last_collective_is_told_with_its_group(tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
+    command = [sys.executable, "-c", LAST, str(tmp_path)]
+    done = subprocess.run(command, env=environment, timeout=120, check=True, capture_output=True, text=True)
+    told = "gloo:all_reduce of Float [3], number 1 in {}, done".format
+    *named, hashed = done.stdout.splitlines()
+    assert named == [told("default_pg"), told("mine"), told("group 2")]
+    assert re.sub(r"group \w{8},", "group HASH,", hashed) == told("group HASH")
 
 
 class _Evil:

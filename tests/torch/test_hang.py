@@ -29,6 +29,19 @@ def test_a_rank_that_has_ended_is_not_who_holds_the_others_up(tmp_path: Path, mo
     assert "rank 1: ended after 3 steps" in watch.report
 
 
+def test_a_first_step_that_compiles_has_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(hang, "time", clock)
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        watch = hang.Watch(tmp_path, 10.0)
+        moments = [(0.0, 0, False), (29.0, 0, False), (31.0, 0, True), (40.0, 1, False), (51.0, 1, True)]
+        for now[0], heart.step, hangs in moments:
+            heart._beats = 1 + heart.step  # it has read a checkpoint
+            heart._write()
+            assert bool(watch.hung()) == hangs, now
+
+
 def test_a_machine_whose_ranks_wait_lets_another_one_say_first_who_holds_all_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +72,7 @@ def test_progress_of_another_machine_is_none_of_a_hang(tmp_path: Path, monkeypat
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), sleep=lambda seconds: None))
     with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.step = 1
         heart.beat()
         heart._write()
         watch = hang.Watch(tmp_path, 30.0, elsewhere)

@@ -1,10 +1,22 @@
 """Which processors a rank is kept on."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hotloop.cli import train as command
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
+from hotloop.core.machine import Machine
+from hotloop.core.run import Result, Run
+from hotloop.train import numa, training, world
 from hotloop.train.numa import has_several_nodes, processors_next_to, processors_of_one_node
+from hotloop.train.patience import StopRequested
+
+SMALL = {"model": {"name": "resnet18"}, "data": {"train": "images"}}
 
 
 def machine(root: Path, nodes: dict[int, str], gpus: dict[str, int]) -> Path:
@@ -58,3 +70,26 @@ def test_a_process_alone_may_stay_on_one_memory_node(
     assert processors_of_one_node(gpu, set(allowed), root) == expected
     if expected:
         assert has_several_nodes(set(allowed), root)
+
+
+def test_a_rank_that_stays_next_to_its_gpu_has_as_many_workers_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processors are shared out among the ranks of this machine, not those of one node once more."""
+    usable, seen = os.sched_getaffinity(0), []
+
+    def bind(rank: int, ranks: int) -> str:
+        os.sched_setaffinity(0, {min(usable)})
+        return "bound"
+
+    def train_job(job: Job, machine: Machine, *_: Any, **__: Any) -> tuple[Run, Result]:
+        seen.append(machine.cpus)
+        raise StopRequested
+
+    monkeypatch.setattr(numa, "bind", bind)
+    monkeypatch.setattr(training, "train_job", train_job)
+    monkeypatch.setattr(world, "joined_world", lambda *_: nullcontext(world.World(rank=1, size=2, local_size=2)))
+    try:
+        with pytest.raises(SystemExit):
+            command._train([], parse_job(SMALL, "job"), "auto", as_json=False, one_node=False)
+    finally:
+        os.sched_setaffinity(0, usable)
+    assert seen == [len(usable)]

@@ -22,3 +22,10 @@ def test_each_long_wait_is_told_once() -> None:
 def test_a_request_to_stop_ends_the_wait() -> None:
     with pytest.raises(StopRequested):
         Patience(lambda: True, print)(1.0, [])
+
+
+def test_one_of_several_ranks_gives_the_batch_some_seconds_of_a_notice_of_thirty() -> None:
+    patience = Patience(lambda: True, print, alone=False)
+    patience(9.0, [])
+    with pytest.raises(StopRequested):
+        patience(11.0, [])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import InputError
+from hotloop.train import notices
 from hotloop.train.notices import cloud_of_machine, looks
 from hotloop.train.preemption import Preemption
 
@@ -120,6 +121,14 @@ def test_each_clouds_notice_is_understood(server: Server, cloud: str, say: Any, 
     server.say = say
     [look] = looks(cloud, server.address).values()
     assert (look(), look()) == (words, words)
+
+
+@pytest.mark.parametrize("cloud", ["auto", "off"])
+def test_an_address_where_nobody_would_be_asked_is_refused(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "cloud_of_machine", lambda: "")
+    with pytest.raises(InputError, match=r"preemption\.address = http://a would not be asked") as refused:
+        looks(cloud, "http://a")
+    assert f'cloud = "{cloud}"' in refused.value.cause
 
 
 def test_a_token_is_asked_for_once(server: Server) -> None:

@@ -108,6 +108,15 @@ def test_an_error_that_the_others_do_not_wait_for_ends_the_run(tmp_path: Path) -
     assert two[0]["error"]
 
 
+def test_weights_that_get_no_gradient_any_more_are_named_where_gradients_are_averaged_after_backward(
+    tmp_path: Path,
+) -> None:
+    """Momentum and decay would move them all the same."""
+    for rank in train_together(tmp_path / "two", 2, 1, variant="fading"):
+        assert len(rank["losses"]) == 6
+        assert "weights got no gradient in this step: 1.extra.weight, 1.extra.bias\n" in rank["error"]
+
+
 @pytest.mark.parametrize(
     ("variant", "syncs"), [("ddp", range(1)), ("ddp buffers", range(6, 9)), ("ddp frozen", range(3, 5))]
 )

@@ -1,6 +1,8 @@
 """Which models can be divided among ranks, and in which parts."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import tiny
@@ -9,9 +11,19 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from hotloop.core.errors import InputError
+from hotloop.core.job import Job
+from hotloop.core.job_file import parse_job
 from hotloop.tasks.transformers import build_decoder
 from hotloop.train.blocks import gathered_apart
+from hotloop.train.resolve import choose_parallel
 from hotloop.train.sharded import Types, divide, indivisible, whole
+from hotloop.train.world import World, processes_for
+
+
+def job_of(**raw: Any) -> Job:
+    data = {"train": "images", **raw.pop("data", {})}
+    return parse_job({"model": {"name": "resnet18"}, "device": "cpu", "data": data, **raw}, "job")
 
 
 @pytest.mark.parametrize(
@@ -55,3 +67,45 @@ def test_what_is_gathered_apart_learns_the_same(name: str, apart: int) -> None:
     finally:
         distributed.destroy_process_group()
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "gigabytes", "parallel", "why"),
+    [
+        (tiny.perceptron, 80, "ddp", "of the GPU's"),
+        (tiny.perceptron, 1e-6, "fsdp", "of the GPU's"),
+        (tiny.tied, 1e-6, "ddp", ", and fsdp does not take weights that several of its blocks share"),
+    ],
+)
+def test_weights_are_divided_where_a_gpu_has_no_room_for_them(
+    make: Callable[[], nn.Module], gigabytes: float, parallel: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, int(gigabytes * 1e9)))
+    job, [choice, _] = choose_parallel(job_of(device="cuda"), make(), World(size=2))
+    assert (job.parallel, choice.value) == (parallel, parallel)
+    assert why in choice.why
+
+
+@pytest.mark.parametrize(
+    ("parallel", "tensor", "processes", "batch", "refused"),
+    [
+        ("tp", "auto", 2, 1, ""),
+        ("fsdp+tp", 2, 4, 2, ""),
+        ("fsdp+tp", 2, 4, 1, "data.batch_size = 1 is less than the 2 processes"),
+        ("ddp", "auto", 2, 1, "data.batch_size = 1 is less than the 2 processes"),
+        ("ddp", 2, 2, 8, 'ranks.tensor = 2 does not go with parallel = "ddp"'),
+    ],
+)
+def test_ranks_that_compute_layers_together_share_samples(
+    parallel: str, tensor: int | str, processes: int, batch: int, refused: str
+) -> None:
+    ranks, data = {"processes": processes, "tensor": tensor}, {"batch_size": batch}
+    job = job_of(parallel=parallel, ranks=ranks, data=data)
+    with pytest.raises(InputError, match=refused) if refused else nullcontext():
+        assert processes_for(job) == processes
+
+
+def test_gradients_within_layers_have_no_other_type() -> None:
+    job = job_of(parallel="tp", ranks={"processes": 2, "gradients": "bf16"})
+    with pytest.raises(InputError, match=r'ranks\.gradients = "bf16" does not go with parallel = "tp"'):
+        processes_for(job)

@@ -60,6 +60,8 @@ def test_the_schema_describes_every_key() -> None:
         ({"name": "a/b"}, 'name = "a/b"', "pattern", "name of the run"),
         ({"schedule": {"warmup": "30 s"}}, 'schedule.warmup = "30 s"', "is a time", "linear warm-up"),
         ({"schedule": {"every": "5 min"}}, 'schedule.every = "5 min"', "is a time", "30 epochs"),
+        ({"ranks": {"timeout": "2 steps"}}, 'ranks.timeout = "2 steps"', "is no time", "600 s"),
+        ({"checkpoint": {"interruption": "2 epochs"}}, 'interruption = "2 epochs"', "is no time", "expected between"),
         ({"task": {"name": "tokens", "vocabulary": 1}}, "task.vocabulary = 1", "greater than", "50304"),
     ],
 )

@@ -60,7 +60,9 @@ def convert(path: Path, out: Path, weights: str, force: bool, as_json: bool) -> 
     """Write the weights of a checkpoint, of a run its newest whole one, to a .safetensors file."""
     from hotloop.train.checkpoint.checkpointer import named_checkpoint
     from hotloop.train.checkpoint.convert import convert as write
+    from hotloop.train.checkpoint.convert import require_place
 
+    require_place(path, out, force)
     loaded = named_checkpoint(path, lambda text: click.echo(f"warning: {text}", err=True), lazily=True)
     tensors = write(loaded, out, weights, force)
     size = out.stat().st_size

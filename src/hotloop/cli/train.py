@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -53,6 +54,7 @@ def train(
     Ctrl-C or SIGTERM saves at the next step and exits with 75; the same command continues if the job has a run.dir.
     On several machines each is started with the same words and a --node-rank of its own.
     """
+    _stop_early()
     tuned: list[str] = []
     process = ProcessSettings()
     if settings:
@@ -67,9 +69,9 @@ def train(
     # "module:name" in a job means the user's own files; last, so that one named like a library does not stand for it.
     sys.path.append(os.getcwd())
     if dry_run:
-        from hotloop.train.training import inspect_job
+        from hotloop.train.dry_run import inspect_job
 
-        plan = inspect_job(job, read_machine())
+        plan = inspect_job(job, read_machine(), _processes(job, nnodes) * nnodes)
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
     starts = os.environ.pop(STARTS, "")  # the ranks that this starts are one start
@@ -88,6 +90,12 @@ def train(
         answering = answering_gpus if alone and job.device != "cpu" else None
         return train_in_ranks(in_ranks, number, job.ranks, _tell, answering, team_size(job, number * nnodes), nodes)
     return _train(command, job, resume, as_json, process.numa)
+
+
+def _stop_early() -> None:
+    """SIGTERM while torch is still imported is a stop like any other. Ranks leave it to who has started them."""
+    if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED_EARLY))
 
 
 def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
@@ -121,13 +129,18 @@ def _processes(job: Job, nodes: int) -> int:
     Raises:
         InputError: the machines are given twice.
     """
-    from hotloop.train.world import is_rank, processes_for
+    from hotloop.train.world import is_rank, processes_for, unused_gpus
 
     if is_rank() and nodes > 1:
         raise InputError(
             f"--nnodes {nodes} within torchrun", "WORLD_SIZE and RANK are set already", "leave out --nnodes"
         )
-    return 1 if is_rank() else processes_for(job, nodes)
+    if is_rank():
+        return 1
+    number = processes_for(job, nodes)
+    if unused := unused_gpus(job, number):
+        _tell(unused)
+    return number
 
 
 def _command(file: Path, overrides: tuple[str, ...], settings: Path | None) -> list[str]:
@@ -149,10 +162,10 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool, one_nod
     from hotloop.train.training import train_job
     from hotloop.train.world import BY_OTHERS, PEER_LOST, joined_world, peer_lost
 
+    machine = read_machine()  # before this process stays on some of its processors: ranks share all, tune has seen all
     with joined_world(job.device, job.ranks.timeout.amount) as world:
         if world.local_size > 1 and job.device != "cpu" and (bound := bind(world.local_rank, world.local_size)):
             _tell(bound)
-        machine = read_machine()  # as tune has seen it, that is before
         if world.local_size == 1 and one_node:
             stay_on_one_node(job.device)
         try:

@@ -257,7 +257,7 @@ class CheckpointSection(Section):
         "auto", description="written by another process meanwhile; auto: large ones, if the host can hold a copy"
     )
     copy_to: str = Field("", description='a place in object storage that they are copied to: "s3://bucket/folder"')
-    interruption: IntervalText = Field(
+    interruption: TimeText = Field(
         Interval(4 * 3600, "seconds"), description="expected between two of them, for auto, before the run has had any"
     )
 
@@ -278,13 +278,13 @@ class RanksSection(Section):
 
     processes: PositiveInt | Auto = Field("auto", description="how many on this machine; auto: one for each GPU")
     restarts: NonNegativeInt = Field(
-        3, description="how often all of them are started again from the last checkpoint, if one is lost"
+        3, description="if one is lost all are started again, so often from the same checkpoint"
     )
     tensor: PositiveInt | Auto = Field(
         "auto", description="of them compute each layer together; auto: tp all, fsdp+tp 2"
     )
     gradients: Literal["fp32", "bf16"] = Field("fp32", description="as which they travel; bf16: half as many bytes")
-    timeout: IntervalText = Field(
+    timeout: TimeText = Field(
         Interval(600, "seconds"), description="without progress for so long, a run of several hangs and is ended"
     )
 
@@ -341,7 +341,7 @@ class SlurmSection(Section):
     time: Annotated[str, BeforeValidator(str)] = Field(  # 90 is minutes, as for Slurm
         "", pattern=_SLURM_TIME, description='limit of each start, "90", "12:00:00" or "2-00:00:00"; then it goes on'
     )
-    notice: IntervalText = Field(Interval(120, "seconds"), description="before that limit, to save in")
+    notice: TimeText = Field(Interval(120, "seconds"), description="before that limit, to save in")
     containers: Literal["none", "apptainer", "pyxis"] = Field("none", description="what runs launch.image")
     options: list[str] = Field(default_factory=list, description='more of sbatch: ["--constraint=h200"]')
 

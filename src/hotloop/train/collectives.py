@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+_NO_DESCRIPTION = ("", "undefined")
+_DIGITS_SHOWN = 8
+
 
 def last_collective() -> str:
     """The last one in words; empty if there is none, or nothing is recorded.
@@ -22,4 +25,11 @@ def last_collective() -> str:
     state = "done" if last["retired"] or last["state"] == "completed" else "not done"
     of = f" of {sizes}" if sizes else ""
     number = last["p2p_seq_id"] if last["is_p2p"] else last["collective_seq_id"]
-    return f"{last['profiling_name']}{of}, number {number} in {last['process_group'][1]}, {state}"
+    return f"{last['profiling_name']}{of}, number {number}{_group(*last['process_group'])}, {state}"
+
+
+def _group(name: str, description: str) -> str:
+    """Each counts for itself. One that nobody has described has a number, or a hash of which the beginning tells it."""
+    if description not in _NO_DESCRIPTION:
+        return f" in {description}"
+    return f" in group {name[:_DIGITS_SHOWN]}" if name else ""

@@ -1,5 +1,6 @@
 """The ranks of this machine: started by torchrun's own agent, watched, and started again when one is lost."""
 
+import itertools
 import logging
 import os
 import signal
@@ -28,7 +29,7 @@ from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
 from hotloop.train.interface import interface_towards
 from hotloop.train.machines import ONE, End, Machines, Nodes
-from hotloop.train.world import FAILED, FOLDER, PARENT, PEER_LOST, RESTARTS
+from hotloop.train.world import FAILED, FOLDER, PARENT, PEER_LOST, RESTARTS, RESUMED
 
 _LOOK_SECONDS = 0.2
 _ABANDON_SECONDS = 5.0
@@ -87,7 +88,8 @@ def train_in_ranks(
         Machines(nodes, limit) as machines,
     ):  # fmt: skip
         reached, failed_before = _reached(nodes, notify), ""
-        for restart in range(settings.restarts + 1):
+        restarts = _Restarts(settings.restarts)
+        for restart in itertools.count():
             machines.begin(restart)
             attempt = _Attempt(Path(name), number, restart, limit, nodes, machines)
             lost = attempt.run(command, {**reached, **_after_a_loss(restart), **_visible(gpus)})
@@ -100,20 +102,39 @@ def train_in_ranks(
                 notify(end.text)
                 machines.tell(end)
                 return end.code
-            may = restart < settings.restarts and not attempt.stopping
+            may = restarts.may_follow(attempt.resumed_at) and not attempt.stopping
             comes_again = not lost.outside and attempt.failed != "" and attempt.failed == failed_before
             again = may and (lost.outside or attempt.progressed) and not comes_again
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, gpus, again = len(left), left, True
             told = "".join(f", with {name}={value}" for name, value in _after_a_loss(restart + 1).items())
-            then = f"starting all again from the last checkpoint ({restart + 1} of {settings.restarts}){told}"
+            then = f"starting all again from the last checkpoint ({restarts}){told}"
             as_before = ", as the start before did at that step" if comes_again else ""
             notify(f"{lost.text}; {then}" if again else f"{lost.text}{as_before}")
             if not again:
                 return _given_up(lost, attempt.stopping, nodes, machines)
             failed_before = attempt.failed
-    return 1
+    raise AssertionError
+
+
+class _Restarts:
+    """How often all are started again: so many times from the same checkpoint, as any that is lost once in a while must
+    not end a training of weeks.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used, self._resumed_at = most, 0, 0
+
+    def may_follow(self, resumed_at: int) -> bool:
+        """Whether another one may, after a start that went on from this step has been lost."""
+        if resumed_at > self._resumed_at:
+            self._resumed_at, self._used = resumed_at, 0
+        self._used += 1
+        return self._used <= self._most
+
+    def __str__(self) -> str:
+        return f"{self._used} of {self._most}"
 
 
 def _given_up(lost: Lost, stopping: bool, nodes: Nodes, machines: Machines) -> int:
@@ -170,7 +191,8 @@ class _Attempt:
         self._ended = threading.Event()
         for old in [*folder.glob("heartbeat-*"), *folder.glob("stacks-*"), *folder.glob(f"{PEER_LOST}-*")]:
             old.unlink()
-        (folder / FAILED).unlink(missing_ok=True)
+        for name in (FAILED, RESUMED):
+            (folder / name).unlink(missing_ok=True)
         self._watch = Watch(folder, limit_seconds, machines.progress if nodes.number > 1 else None)
 
     @property
@@ -184,6 +206,12 @@ class _Attempt:
         """After which step a rank had which kind of error; empty if none had one of its own."""
         file = self._folder / FAILED
         return file.read_text() if file.exists() else ""
+
+    @property
+    def resumed_at(self) -> int:
+        """The step that ranks went on from; 0 if none has come so far."""
+        file = self._folder / RESUMED
+        return int(file.read_text()) if file.exists() else 0
 
     @property
     def stopping(self) -> bool:

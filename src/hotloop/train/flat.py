@@ -21,7 +21,7 @@ class FlatGradients:
     Attributes:
         stand_ins: what the gradients are computed with.
         tensors: one for each type, 1-dimensional.
-        missing: how many parameters no piece of the window has needed so far.
+        unused: which of the parameters no piece of the window has needed so far.
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[Tensor]) -> None:
@@ -29,7 +29,7 @@ class FlatGradients:
         self.stand_ins = StandIns(model, parameters)
         self.tensors: list[Tensor] = []
         self._views: dict[int, Tensor] = {}
-        self._unused: set[int] = set()
+        self.unused: set[int] = set()
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
             alike = [parameter for parameter in parameters if parameter.dtype is dtype]
             starts = [0]
@@ -40,10 +40,6 @@ class FlatGradients:
             for parameter, start in zip(alike, starts, strict=False):
                 self._views[id(parameter)] = _view(flat[start : start + parameter.numel()], parameter)
 
-    @property
-    def missing(self) -> int:
-        return len(self._unused)
-
     def put(self, gradients: Sequence[Tensor | None], first: bool) -> None:
         """Take the gradients of a piece of a window, in the order of the parameters; added unless it is the first.
 
@@ -52,7 +48,7 @@ class FlatGradients:
         given = list(zip(self._in_order(), gradients, strict=True))
         used = [(view, _as_laid_out(gradient, view)) for view, gradient in given if gradient is not None]
         unused = {number for number, gradient in enumerate(gradients) if gradient is None}
-        self._unused = unused if first else self._unused & unused
+        self.unused = unused if first else self.unused & unused
         if first and unused:
             torch._foreach_zero_(self.tensors)
         if not first:

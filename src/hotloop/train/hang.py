@@ -12,7 +12,7 @@ from hotloop.core.units import count, format_seconds
 from hotloop.train.heartbeat import ENDED, Heartbeat, asked_file, collective_file, heartbeat_files, stacks_file
 
 _START = 3.0
-"""Before its first step a rank compiles and reads; so many times the limit."""
+"""Until its first step is done a rank reads, verifies and compiles; so many times the limit."""
 _STACKS_SECONDS = 2.0
 _ASK_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
 """Between two questions how other machines get on; for one of them to say first who holds all up."""
@@ -60,7 +60,7 @@ class Watch:
             self._seen, self._since, self._moved, self._verdict = seen, now, True, ""
         if self._elsewhere and self._has_moved_elsewhere(self._elsewhere, now):
             self._since, self._verdict = now, ""
-        begun = beats and all(beat.beats for beat in beats.values())
+        begun = beats and all(beat.step for beat in beats.values())
         limit = self._limit if begun else self._limit * _START
         if now - self._since < limit:
             return ""

@@ -357,16 +357,17 @@ class Loop:
         assert self._parts.val is not None
         self._parts.heart.enter("validating")
         self._agreement.pace_changes()
-        last = self.progress.epoch == self._job.train.epochs - 1
-        return validate(
+        metrics = validate(
             self._parts.task,
             self._parts.step,
             self._parts.val,
             stop=self._stops_validating,
-            examples=self.examples if last else None,
+            examples=self.examples if self.progress.epoch == self._job.train.epochs - 1 else None,
             notify=self._parts.observer.warn,
             world=self._world,
         )
+        self._agreement.pace_changes()
+        return metrics
 
     def _stops_validating(self) -> bool:
         self._parts.heart.beat()

@@ -32,12 +32,19 @@ def looks(cloud: str, address: str = "", file: str = "") -> dict[str, Look]:
         file: whose existence is a notice.
 
     Raises:
-        InputError: there is no such cloud.
+        InputError: there is no such cloud, or none whose service could be at the address.
     """
     known: dict[str, Callable[[_Metadata], Look]] = {"aws": _Aws, "gcp": _gcp, "azure": _Azure}
     named = cloud_of_machine() if cloud == "auto" else cloud
     if named not in (*known, "off", ""):
         raise InputError(f"{cloud}: no such cloud", f"there are auto, off, {', '.join(known)}", "preemption.cloud=auto")
+    if address and named not in known:
+        found_none = ", and this machine's firmware names no cloud" if cloud == "auto" else ""
+        raise InputError(
+            f"preemption.address = {address} would not be asked",
+            f'preemption.cloud = "{cloud}"{found_none}',
+            f"--set preemption.cloud={', '.join(known)}",
+        )
     found = {named: known[named](_Metadata(address or _ADDRESS))} if named in known else {}
     if file:
         found[file] = lambda: f"{file} is there" if Path(file).exists() else ""

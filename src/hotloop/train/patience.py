@@ -6,6 +6,8 @@ from pathlib import Path
 from hotloop.core.units import format_seconds
 
 _WARN_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+"""A cloud's notice may give 30 s, in which the last batch, the step and the checkpoint have to come."""
 
 
 class StopRequested(Exception):
@@ -20,14 +22,14 @@ class Patience:
     Args:
         requested: whether the run is to stop.
         notify: told what is waited for.
-        alone: stop at once when asked to; otherwise only after half a minute, as most batches come by then, after which
+        alone: stop at once when asked to; otherwise only after ten seconds, as most batches come by then, after which
             all ranks stop together and save.
     """
 
     def __init__(self, requested: Callable[[], bool], notify: Callable[[str], None], *, alone: bool = True) -> None:
         self._requested = requested
         self._notify = notify
-        self._least_seconds = 0.0 if alone else _WARN_SECONDS
+        self._least_seconds = 0.0 if alone else _STOP_SECONDS
         self._told = 0.0
 
     def __call__(self, seconds: float, names: list[str]) -> None:

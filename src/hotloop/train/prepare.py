@@ -141,6 +141,12 @@ def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderS
 
 def _make_model(job: Job, task: Task, samples: int, ranks: int) -> nn.Module:
     model = task.model()
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise InputError(
+            "the task's model is a torch.nn.DataParallel",
+            "it copies the model to all GPUs in every step, from one process",
+            "return the model without it: hotloop trains on each GPU by a process of its own (docs/several-gpus.md)",
+        )
     _check_last_batch(job, task, model, samples, ranks)
     if job.precision == "float8":
         use_float8(model)

@@ -1,6 +1,6 @@
 """Processes that train one model together: what they have to agree on when memory runs out on one of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -176,12 +176,22 @@ class Ranks:
             ddp.reducer._check_reducer_finalized()
         except RuntimeError as error:
             without = [name for name, one in ddp.module.named_parameters() if one.requires_grad and one.grad is None]
-            raise HotloopError(
-                f"weights got no gradient in this step{': ' if without else ''}{', '.join(without[:3])}",
-                "ranks average gradients during backward, which waits for those of all weights",
-                "freeze what nothing uses (requires_grad_(False)), or add 0 times what it computes to the loss; "
-                "where no rank uses it in that step, --set parallel=fsdp does too",
-            ) from error
+            raise _without_gradients(without) from error
+
+    def check_all_have_gradients(self, without: Collection[int]) -> None:
+        """Of a window that is averaged after backward, once none is cautious any more.
+
+        Args:
+            without: which of `parameters` have none.
+
+        Raises:
+            HotloopError: there are some: the others would wait, and the update would move them all the same.
+        """
+        if without and not self.cautious:
+            assert self._ddp is not None
+            names = {id(parameter): name for name, parameter in self._ddp.module.named_parameters()}
+            parameters = self.parameters()
+            raise _without_gradients([names[id(parameters[number])] for number in sorted(without)])
 
     def agree(self) -> None:
         """Wait until all ranks have their gradients of a cautious window; average them, unless that is done apart.
@@ -369,3 +379,12 @@ def evaluated(trained: nn.Module, averaged: nn.Module | None) -> nn.Module:
         for buffer in model.buffers():
             distributed.broadcast(buffer, src=0)
     return model
+
+
+def _without_gradients(names: Sequence[str]) -> HotloopError:
+    return HotloopError(
+        f"weights got no gradient in this step{': ' if names else ''}{', '.join(names[:3])}",
+        "ranks average gradients of all weights, and wait for each",
+        "freeze what nothing uses (requires_grad_(False)), or add 0 times what it computes to the loss; "
+        "where no rank uses it in that step, --set parallel=fsdp does too",
+    )

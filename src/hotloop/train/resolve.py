@@ -66,10 +66,11 @@ def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list
     """Decide on `parallel`, and on `speed.graph` which depends on it, once the model is known."""
     state, room = state_bytes(job, model), torch.cuda.mem_get_info()[1] if job.device == "cuda" else 0
     room = min(world.gathered(room))  # cards may differ, and all ranks have to do the same
-    fits = not room or state <= STATE_SHARE * room or bool(indivisible(model))
+    fits, obstacle = not room or state <= STATE_SHARE * room, indivisible(model)
     of = f" of the GPU's {format_bytes(room)}" if room else ""
-    why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}"
-    parallel = Choice("parallel", "ddp" if fits else "fsdp", why)
+    but = f", and fsdp does not take {obstacle}" if obstacle and not fits else ""
+    why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}{but}"
+    parallel = Choice("parallel", "ddp" if fits or obstacle else "fsdp", why)
     if world.size == 1:
         parallel = Choice("parallel", "none", "one process trains")
     job, taken = decided(job, [parallel])

@@ -51,22 +51,27 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
     Raises:
         InputError: the model cannot be divided so.
     """
+    check_divisible(model, weights=types is not None, layers=layers)
     if layers:
-        divide_layers: Any = getattr(model, "divide", None)
-        if divide_layers is None:
-            raise InputError(
-                f"{type(model).__name__} does not say how its layers are divided among ranks",
-                "a model with tensor-parallel layers has a method divide(mesh)",
-                "--set parallel=fsdp",
-            )
+        divide_layers: Any = model.divide
         divide_layers(mesh["tensor"])
     if types:
         _shard(model, mesh["data"], types)
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
-    if found := indivisible(model):
+def check_divisible(model: nn.Module, weights: bool, layers: bool) -> None:
+    """Raise InputError if a model's weights, or its layers, cannot be divided among ranks."""
+    if layers and not hasattr(model, "divide"):
+        raise InputError(
+            f"{type(model).__name__} does not say how its layers are divided among ranks",
+            "a model with tensor-parallel layers has a method divide(mesh)",
+            "--set parallel=fsdp",
+        )
+    if weights and (found := indivisible(model)):
         raise InputError(f'parallel = "fsdp": the model has {found}', "they cannot be divided", "--set parallel=ddp")
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
     policy = MixedPrecisionPolicy(param_dtype=types.weights, reduce_dtype=types.gradients)
     for module in model.modules():
         if types.weights and isinstance(module, nn.modules.batchnorm._BatchNorm):  # with running statistics in float32

@@ -381,9 +381,10 @@ class Step:
         flat = self._gradients.flat
         assert flat is not None
         if self._ranks.cautious:
-            if flat.missing:  # backward() would find some: recomputation with use_reentrant hides weights from autograd
-                raise RuntimeError(f"{flat.missing} weights have no gradient")
+            if flat.unused:  # backward() would find some: recomputation with use_reentrant hides weights from autograd
+                raise RuntimeError(f"{len(flat.unused)} weights have no gradient")
             self._ranks.agree()
+        self._ranks.check_all_have_gradients(flat.unused)
         self._ranks.average_parts(flat.tensors)
 
         def finish(batch: tuple[()]) -> Tensor:

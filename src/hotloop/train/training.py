@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -48,7 +47,7 @@ from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, check_device, check_identity, identity, restore, set_aside
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
-from hotloop.train.world import ALONE, FAILED, World, in_teams, peer_lost, under_torchrun
+from hotloop.train.world import ALONE, FAILED, RESUMED, World, in_teams, peer_lost, under_torchrun
 
 
 def train_job(
@@ -290,28 +289,6 @@ def _sources(
     return train, LoaderSource(loaders[id(data)], device)
 
 
-def inspect_job(job: Job, machine: Machine) -> dict[str, Any]:
-    """What a job would train, found by preparing all of it but starting nothing.
-
-    Raises:
-        InputError: as `train_job`.
-    """
-    ready = prepare(job, machine, lambda text: None)
-    sizes = [len(dataset) for dataset, _ in ready.datasets]
-    return {
-        "model": ready.job.model.name,
-        "parameters": count_parameters(ready.step.model),
-        "train_samples": sizes[0],
-        "val_samples": sizes[1] if len(sizes) > 1 else 0,
-        "steps": count_steps(ready.job, sizes[0]),
-        "device": ready.job.device,
-        "precision": ready.job.precision,
-        "workers": ready.job.data.workers,
-        "flops_per_sample": ready.arithmetic.flops_per_sample,
-        "chosen": {choice.key: {"value": choice.value, "why": choice.why} for choice in ready.choices},
-    }
-
-
 @dataclass(frozen=True)
 class _Training:
     """One run in its directory."""
@@ -326,6 +303,7 @@ class _Training:
         with parts.heart.working():
             loaded = self._found(named)
             progress = restore(loaded, parts.step) if loaded else Progress()
+        parts.world.note(RESUMED, str(progress.step))
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
             if parts.world.first:

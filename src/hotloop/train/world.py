@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,8 @@ _TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 PEER_LOST = "peer-lost"
 """With its number, a word that a rank leaves that has ended because another one was lost."""
+RESUMED = "resumed"
+"""What ranks leave with the step that they go on from."""
 FAILED = "failed"
 """What a rank leaves that ends with an error of its own: after which step, and of which kind."""
 
@@ -49,6 +52,7 @@ class World:
         local_size: how many there are on this host.
         restarts: how often all of them have been started again.
         folder: where processes of this host leave what the one that has started them wants to know; empty: nobody does.
+        group: over which ranks talk; without one this process has only itself to hear, as in a dry run.
         tensor: so many neighbours compute each layer together, and train on the same samples.
     """
 
@@ -123,7 +127,7 @@ class World:
         return [bool(found) for found in self._reduced([float(flag) for flag in flags], distributed.ReduceOp.MAX)]
 
     def _reduced(self, values: list[float], operation: Any) -> list[float]:
-        if self.size == 1:
+        if self.group is None:
             return values
         numbers = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(numbers, op=operation, group=self.group)
@@ -136,7 +140,7 @@ class World:
 
     def gathered(self, value: Any) -> list[Any]:
         """Each rank's value, by rank; on all ranks."""
-        if self.size == 1:
+        if self.group is None:
             return [value]
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, value, group=self.group)
@@ -144,7 +148,7 @@ class World:
 
     def gathered_on_first(self, value: Any) -> list[Any]:
         """Each rank's value, by rank, on the first; nothing on the others."""
-        if self.size == 1:
+        if self.group is None:
             return [value]
         found: list[Any] = [None] * self.size if self.first else []
         distributed.gather_object(value, found if self.first else None, dst=0, group=self.group)
@@ -152,7 +156,7 @@ class World:
 
     def from_first(self, value: Any) -> Any:
         """The first rank's value."""
-        if self.size == 1:
+        if self.group is None:
             return value
         held = [value]
         distributed.broadcast_object_list(held, src=0, group=self.group)
@@ -250,6 +254,7 @@ def processes_for(job: Job, nodes: int = 1) -> int:
     """
     gpus = torch.cuda.device_count() if job.device != "cpu" else 0
     asked = job.ranks.processes
+    _check_teams(job)
     if job.parallel == "none" and nodes > 1:
         raise InputError(
             f'parallel = "none" does not go with {nodes} machines', "one process trains alone", "--set parallel=auto"
@@ -259,9 +264,9 @@ def processes_for(job: Job, nodes: int = 1) -> int:
     if job.parallel in DIVIDED:
         check_shardable(job)
     if asked == "auto":
-        check_share(job, nodes)
-        return max(1, min(gpus, job.data.batch_size // nodes))
-    check_share(job, asked * nodes)
+        check_share(job, _parts(job, nodes))
+        return max(1, min(gpus, job.data.batch_size // nodes * team_size(job, gpus)))
+    check_share(job, _parts(job, asked * nodes))
     if (job.device == "cuda" or (gpus and job.device == "auto")) and asked > gpus:
         raise InputError(
             f"ranks.processes = {asked} is more than the {count(gpus, 'GPU')} here",
@@ -269,6 +274,40 @@ def processes_for(job: Job, nodes: int = 1) -> int:
             f"--set ranks.processes={gpus}",
         )
     return asked
+
+
+def _check_teams(job: Job) -> None:
+    """Raise InputError for settings of layers that several compute where none does, or the other way round."""
+    layers = job.parallel in TENSOR
+    if job.ranks.tensor != "auto" and not layers:
+        raise InputError(
+            f'ranks.tensor = {job.ranks.tensor} does not go with parallel = "{job.parallel}"',
+            "each rank computes whole layers",
+            "--set parallel=fsdp+tp, or leave ranks.tensor out",
+        )
+    if job.ranks.gradients == "bf16" and job.parallel == "tp":
+        raise InputError(
+            f'ranks.gradients = "bf16" does not go with parallel = "{job.parallel}"',
+            "what ranks send within layers has the type it is computed in",
+            "--set ranks.gradients=fp32, or --set parallel=fsdp",
+        )
+
+
+def _parts(job: Job, processes: int) -> int:
+    """In how many parts so many processes share a batch: those that compute layers together have the same samples."""
+    return max(1, processes // team_size(job, processes))
+
+
+def unused_gpus(job: Job, processes: int) -> str:
+    """In a line, that a batch has no samples for some of this machine's GPUs; empty if all are used, or as asked for.
+
+    Args:
+        processes: of this machine, that are to train.
+    """
+    gpus = torch.cuda.device_count() if job.device != "cpu" else 0
+    if job.parallel == "none" or job.ranks.processes != "auto" or processes >= gpus:
+        return ""
+    return f"{processes} of {count(gpus, 'GPU')} train: data.batch_size = {job.data.batch_size} has no samples for more"
 
 
 @contextmanager
@@ -290,6 +329,7 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
         yield replace(ALONE, folder=folder, restarts=int(os.environ.get(RESTARTS, "0")))
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
+    _allow_open_files()
     # Who has started the ranks looks after them, and can say which one hangs.
     timeout = timedelta(seconds=timeout_seconds * (_PATIENCE if folder else 1))
     group = _joined(device, local, timeout, folder)
@@ -308,6 +348,12 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
             _abort_process_group()
         raise
     distributed.destroy_process_group()
+
+
+def _allow_open_files() -> None:
+    """As many as may be: gloo connects all ranks with each other, three times, and 1,024 files are usual at first."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _joined(device: str, local: int, timeout: timedelta, folder: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.core.files import recover
 from hotloop.train.checkpoint import files
-from hotloop.train.checkpoint.files import FORMAT, MANIFEST, STATE, Position, Share, read_manifest
+from hotloop.train.checkpoint.files import FORMAT, MANIFEST, STATE, Position, Share, difference, read_manifest
 from hotloop.train.checkpoint.hashes import Hashes, hash_files
 from hotloop.train.checkpoint.parts import State, join, read_whole
 from hotloop.train.checkpoint.saving import Saver, Saving
@@ -212,13 +212,15 @@ def _manifest(path: Path, hashes: Hashes | None) -> dict[str, Any]:
         int(manifest["epoch"]), int(manifest["step"]), manifest["files"][STATE]
         expected = dict(manifest["files"])
         actual = hashes(path, list(expected)) if hashes else expected
-    except (FileNotFoundError, NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except FileNotFoundError as error:
+        raise _DamagedError(f"{path} is damaged", f"{Path(error.filename or path).name} is missing", _OTHER) from None
+    except (NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
     except OSError as error:
         raise _cannot_read(path, error) from error
     for name in expected:
         if actual[name] != expected[name]:
-            raise _DamagedError(f"{path} is damaged", f"{name} is {actual[name]}, expected {expected[name]}", _OTHER)
+            raise _DamagedError(f"{path} is damaged", difference(name, actual[name], expected[name]), _OTHER)
     return manifest
 
 

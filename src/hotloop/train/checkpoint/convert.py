@@ -1,5 +1,6 @@
 """A checkpoint's weights as one safetensors file, which any framework reads without running code."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotloop.core.errors import InputError
-from hotloop.core.files import atomic
+from hotloop.core.files import atomic, require_writable
 from hotloop.train.checkpoint.checkpointer import Loaded
 from hotloop.train.checkpoint.parts import StoredTensor, file_header
 
@@ -30,10 +31,10 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
         how many tensors there are.
 
     Raises:
-        InputError: the checkpoint has no such weights or the format no such type, or the file is there already.
+        InputError: the checkpoint has no such weights or the format no such type, or the file is there already or
+            cannot be there.
     """
-    if out.exists() and not replace:
-        raise InputError(f"{out} is there already", "it is not written over unasked", "--force, or another name")
+    require_place(loaded.path, out, replace)
     chosen = dict(_chosen(loaded, weights))
     tensors = sorted(chosen.items(), key=lambda named: -named[1].dtype.itemsize)  # each can be read in place
     if not tensors:
@@ -49,6 +50,23 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
         for _, one in tensors:
             file.write(_bytes_of(one.whole() if isinstance(one, StoredTensor) else one))
     return len(tensors)
+
+
+def require_place(path: Path, out: Path, replace: bool) -> None:
+    """Refuse, before a large checkpoint is read, what could not be written after it.
+
+    Args:
+        path: what is converted.
+
+    Raises:
+        InputError: the file is there already, or cannot be there.
+    """
+    if not out.parent.exists():
+        make = f"mkdir -p {shlex.quote(str(out.parent))}"
+        raise InputError(f"{out} cannot be written", f"there is no folder {out.parent}", make)
+    if out.exists() and not replace:
+        raise InputError(f"{out} is there already", "it is not written over unasked", "--force, or another name")
+    require_writable(out, f"hotloop checkpoint convert {shlex.quote(str(path))}")
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.core.files import finish_directory, recover, write_atomic
+from hotloop.core.units import count
 
 Position = tuple[int, int]
 """Epoch and step. The newest checkpoint is the one with the highest."""
@@ -27,6 +28,7 @@ _SHARE, _FAILURE = ".share-{:05d}.json", ".failed-{:05d}"
 _PIECE_BYTES = 1 << 24
 _PROBE = ".probe"
 _LOOK_SECONDS, _TOUCH_SECONDS = 0.02, 1.0
+_DIGITS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -218,3 +220,20 @@ def describe(file: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file."""
     with file.open("rb") as opened:
         return {"sha256": hashlib.file_digest(opened, "sha256").hexdigest(), "bytes": file.stat().st_size}
+
+
+def difference(name: str, found: Mapping[str, Any], written: Any) -> str:
+    """What is other about a file than when it was written, in words.
+
+    Args:
+        found: what `describe` says of it.
+        written: what the manifest says of it, which may have been changed by hand.
+    """
+    match written:
+        case {"sha256": str(digest), "bytes": int(size), **more} if not more:
+            if size != found["bytes"]:
+                return f"{name} has {count(found['bytes'], 'byte')}, {size:,} were written"
+            here, then = (one[:_DIGITS_SHOWN] for one in (found["sha256"], digest))
+            return f"{name} is not what was written (SHA-256 {here}..., {then}... was written)"
+        case _:
+            return f"{MANIFEST} does not say which size and SHA-256 {name} has"
