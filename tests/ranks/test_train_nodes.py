@@ -80,6 +80,24 @@ def alone(folder: Path, rank: int, port: int, *options: str) -> AbstractContextM
 
 
 @pytest.mark.slow
+def test_a_machine_that_is_lost_is_replaced(job: Path) -> None:
+    """With all that ran on it: the same words elsewhere go on from the last checkpoint."""
+    words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--set", "run.dir=run", *NOISY]
+    with started(job.parent, *words, "--node-rank", "0") as first:
+        with started(job.parent, *words, "--node-rank", "1") as second:
+            read_until(first, "saved")
+            rank = rank_of(second.pid, 1)
+            second.kill()
+            os.kill(rank, signal.SIGKILL)
+            second.wait(30)
+        read_until(first, "hotloop: rank 0 ended with 1; starting all again from the last checkpoint")
+        with started(job.parent, *words, "--node-rank", "1") as replacement:
+            (out, err), (_, other) = first.communicate(timeout=150), replacement.communicate(timeout=150)
+    assert (first.returncode, replacement.returncode) == (0, 0), err + other
+    assert "finished after 150 steps" in out
+
+
+@pytest.mark.slow
 def test_a_machine_that_ends_for_good_is_not_waited_for(job: Path) -> None:
     port = free_port()
     wrong = ["--set", "optimizer.name=none_such"]
