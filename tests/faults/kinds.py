@@ -54,18 +54,21 @@ def terminated(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
 
 
 def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """A notice while it starts, trains, validates or saves."""
+    """A notice while it starts, loads, trains, validates or saves."""
     notice = trial.run.with_suffix(".notice")
     steps = 22  # an epoch has 23
     phases: dict[str, Callable[[], bool]] = {
         "starting": lambda: True,
+        "loading": lambda: bool(trial.records("step")) and bool(training.workers()),
         "training": lambda: bool(trial.records("step")),
         "validating": lambda: len(trial.records("step")) >= steps,
         "saving": lambda: any((trial.run / "checkpoints").glob(".epoch-*")),
     }
     with started(trial, f"preemption.file={notice}", "preemption.every=0.1") as training:
-        training.wait_until(phases[moments.choice(sorted(phases))])
-        notice.touch()
+        phase = moments.choice(sorted(phases))
+        training.wait_until(phases[phase])
+        with _held(training.workers() if phase == "loading" else []):
+            notice.touch()
     notice.unlink()
     return _ended(training, (0, STOPPED_EARLY))
 
@@ -87,6 +90,18 @@ def hung(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     named = "makes no progress" in training.err or training.code == 0
     outcome = _ended(training, (1, 0))
     return outcome if named else replace(outcome, wrong=outcome.wrong or "no rank was named")
+
+
+@contextmanager
+def _held(processes: list[int]) -> Iterator[None]:
+    """They stand still for a second more than what is done inside takes: a batch is waited for."""
+    for process in processes:
+        _kill(process, signal.SIGSTOP)
+    yield
+    if processes:
+        time.sleep(1.0)
+    for process in processes:
+        _kill(process, signal.SIGCONT)
 
 
 def _kill(pid: int, number: int = signal.SIGKILL) -> None:

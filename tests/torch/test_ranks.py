@@ -1,5 +1,7 @@
 """Several processes with one model: real ones, over gloo."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,18 @@ def test_an_error_that_the_others_do_not_wait_for_ends_the_run(tmp_path: Path) -
     two = train_together(tmp_path / "two", 2, 1, variant="late")
     assert two[1]["error"] == "RuntimeError: this rank cannot"
     assert two[0]["error"]
+
+
+def test_a_rank_may_open_more_files_than_are_usual() -> None:
+    code = """
+import resource
+from hotloop.train.world import _allow_open_files
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+_allow_open_files()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 131_072), hard)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_weights_that_get_no_gradient_any_more_are_named_where_gradients_are_averaged_after_backward(

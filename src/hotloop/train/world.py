@@ -25,6 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 _PATIENCE = 10
+_OPEN_FILES = 1 << 17
 FOLDER, PARENT, RESTARTS = "HOTLOOP_RANKS_FOLDER", "HOTLOOP_RANKS_PARENT", "HOTLOOP_RANKS_RESTARTS"
 """Environment variables of ranks that `hotloop train` has started."""
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
@@ -351,9 +352,11 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
 
 
 def _allow_open_files() -> None:
-    """As many as may be: gloo connects all ranks with each other, three times, and 1,024 files are usual at first."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """For some 40,000 ranks, if that may be: gloo connects each with all others three times; 1,024 are usual."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _joined(device: str, local: int, timeout: timedelta, folder: str) -> Any:
