@@ -273,7 +273,7 @@ def test_it_listens_at_an_ipv6_address() -> None:
 
 def test_a_training_is_shown_as_it_was(hotloop: Command, make_images: Callable[..., Path], tmp_path: Path) -> None:
     write_small_job(make_images, tmp_path)
-    hotloop("train", "job.toml", "--set", "run.dir=runs/real", expect=0)
+    hotloop("train", "job.toml", "--set", "run.dir=runs/real", "--set", "log.report=true", expect=0)
     with served(tmp_path / "runs", tmp_path / "live") as site:
         page = site.get("/runs/real").text
         for title in ("Loss by step. training:", "Validation: accuracy by epoch.", "Samples per second by step."):
