@@ -110,5 +110,18 @@ def test_ranks_that_have_ended_wait_for_those_of_other_machines(tmp_path: Path) 
 def test_a_disk_that_takes_long_is_no_hang(tmp_path: Path) -> None:
     with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart, heart.working():
         watch = hang.Watch(tmp_path, 1000.0)
-        while not watch.beats() or watch.beats()[0].beats < 2:
+        while not watch.beats() or watch.beats()[0].signs < 2:
             assert watch.hung() == ""
+
+
+def test_who_has_waited_longer_for_a_disk_is_not_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are in their third step; one has read its part of a checkpoint faster, and the other stands still."""
+    monkeypatch.setattr(hang, "_STACKS_SECONDS", 0.0)
+    monkeypatch.setattr(hang, "_waits", lambda stack: "waits" in stack)
+    for rank, signs in ((0, 2), (1, 9)):
+        heart = Heart(replace(ALONE, rank=rank, size=2, folder=str(tmp_path)))
+        heart._beats, heart._signs, heart.step, heart.phase = 3, signs, 2, "step"
+        heart._write()
+        hang.stacks_file(tmp_path, rank).write_text("")
+    monkeypatch.setattr(hang.Watch, "_stacks", lambda self, beats: {0: "waits", 1: ""})
+    assert hang.Watch(tmp_path, 0.0).hung().startswith("rank 1 makes no progress")

@@ -40,7 +40,7 @@ class Watch:
         self._folder = folder
         self._limit = limit_seconds
         self._elsewhere = elsewhere
-        self._seen: dict[int, tuple[int, str]] = {}
+        self._seen: dict[int, tuple[int, int, str]] = {}
         self._since = self._asked = time.monotonic()
         self._count = 0
         self._moved = False
@@ -54,7 +54,7 @@ class Watch:
     def hung(self) -> str:
         """Who holds the others up, in a line; empty while there is progress."""
         beats = self.beats()
-        seen = {rank: (beat.beats, beat.phase) for rank, beat in beats.items()}
+        seen = {rank: (beat.beats, beat.signs, beat.phase) for rank, beat in beats.items()}
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._since, self._moved, self._verdict = seen, now, True, ""

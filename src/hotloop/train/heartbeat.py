@@ -28,13 +28,15 @@ class Heartbeat:
     """What a rank is at.
 
     Attributes:
-        beats: grows with each step, each batch of a validation, each save.
+        beats: grows with each step, each batch of a validation, each save: of ranks that wait for each other alike.
+        signs: grows while a disk or a store is waited for, on each rank by itself.
         phase: starting, loading, step, validating, saving, ending or ended.
     """
 
     rank: int
     pid: int
     beats: int
+    signs: int
     step: int
     phase: str
 
@@ -56,7 +58,7 @@ class Heart:
     def __init__(self, world: World) -> None:
         self.phase = "starting"
         self.step = 0
-        self._beats = 0
+        self._beats = self._signs = 0
         self._patient_until = 0.0
         self.world = world
         self._publisher: Publisher | None = None
@@ -130,7 +132,7 @@ class Heart:
         folder = Path(self.world.folder)
         while not self._end.wait(_SECONDS):
             if time.monotonic() < self._patient_until:
-                self._beats += 1
+                self._signs += 1
             with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
                 self._write()
                 if asked_file(folder).exists() and not collective_file(folder, self.world.rank).exists():
@@ -147,7 +149,7 @@ class Heart:
     def _write(self) -> None:
         file = heartbeat_file(Path(self.world.folder), self.world.rank)
         unfinished = file.with_suffix(".part")
-        beat = Heartbeat(self.world.rank, os.getpid(), self._beats, self.step, self.phase)
+        beat = Heartbeat(self.world.rank, os.getpid(), self._beats, self._signs, self.step, self.phase)
         unfinished.write_text(json.dumps(asdict(beat)))
         unfinished.replace(file)
 
