@@ -108,12 +108,10 @@ def train_in_ranks(
             if may and answering and not attempt.progressed and (left := _left(answering(), gpus, number, team)):
                 notify(f"not all GPUs answer: going on with {', '.join(left)}")
                 number, gpus, again = len(left), left, True
-            told = "".join(f", with {name}={value}" for name, value in _after_a_loss(restart + 1).items())
-            then = f"starting all again from the last checkpoint ({restarts}){told}"
-            as_before = ", as the start before did at that step" if comes_again else ""
-            notify(f"{lost.text}; {then}" if again else f"{lost.text}{as_before}")
             if not again:
+                notify(lost.text + (", as the start before did at that step" if comes_again else ""))
                 return _given_up(lost, attempt.stopping, nodes, machines)
+            notify(f"{lost.text}; starting all again from the last checkpoint ({restarts}){_told(_after_a_loss(1))}")
             failed_before = attempt.failed
     raise AssertionError
 
@@ -160,6 +158,10 @@ def _after_a_loss(restart: int) -> dict[str, str]:
     """NCCL tells what it does, thousands of lines of it, only where something has failed before."""
     wanted = restart > 0 and torch.cuda.is_available() and "NCCL_DEBUG" not in os.environ
     return {"NCCL_DEBUG": "INFO"} if wanted else {}
+
+
+def _told(variables: Mapping[str, str]) -> str:
+    return "".join(f", with {name}={value}" for name, value in variables.items())
 
 
 def _left(answers: Answers, used: Sequence[str], number: int, team: int) -> list[str]:
