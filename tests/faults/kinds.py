@@ -54,18 +54,22 @@ def terminated(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
 
 
 def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """A notice while it starts, loads, trains, validates or saves."""
+    """A notice while it starts, compiles, loads, trains, validates or saves."""
     notice = trial.run.with_suffix(".notice")
+    compiled, code = trial.setting == "compiled", trial.run.with_suffix(".code")
     steps = 22  # an epoch has 23
     phases: dict[str, Callable[[], bool]] = {
         "starting": lambda: True,
         "loading": lambda: bool(trial.records("step")) and bool(training.workers()),
+        "compiling": lambda: any(code.rglob("*.cpp")),
         "training": lambda: bool(trial.records("step")),
         "validating": lambda: len(trial.records("step")) >= steps,
         "saving": lambda: any((trial.run / "checkpoints").glob(".epoch-*")),
     }
+    if compiled:  # what others of its kind have compiled is not there
+        trial = replace(trial, variables={"TORCHINDUCTOR_CACHE_DIR": str(code)})
     with started(trial, f"preemption.file={notice}", "preemption.every=0.1") as training:
-        phase = moments.choice(sorted(phases))
+        phase = "compiling" if compiled else moments.choice(sorted(phases.keys() - {"compiling"}))
         training.wait_until(phases[phase])
         with _held(training.workers() if phase == "loading" else []):
             notice.touch()
@@ -194,7 +198,7 @@ def _ended(training: Started, codes: tuple[int, ...]) -> Outcome:
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
     "killed": (killed, ("one", "ddp", "fsdp", "ddp of 3", "fsdp of 4"), 1.0),
     "terminated": (terminated, ("one", "ddp", "fsdp", "ddp of 3", "fsdp of 4"), 0.5),
-    "notified": (notified, ("one", "ddp", "fsdp"), 0.2),
+    "notified": (notified, ("one", "ddp", "fsdp", "compiled"), 0.2),
     "worker killed": (worker_killed, ("one", "ddp"), 0.1),
     "hung": (hung, ("ddp", "fsdp"), 0.1),
     "disk full": (disk_full, ("one", "ddp", "fsdp"), 0.1),

@@ -27,8 +27,10 @@ SETTINGS = {
     "fsdp": ("ranks.processes=2", "parallel=fsdp", "data.workers=1"),
     "ddp of 3": ("ranks.processes=3", "parallel=ddp", "data.workers=1"),
     "fsdp of 4": ("ranks.processes=4", "parallel=fsdp", "data.workers=1"),
+    "compiled": ("data.workers=1", "speed.compile=true"),
 }
-"""How it is trained: by one process, by some with a copy of the weights each, by some that divide them."""
+"""How it is trained: by one process, by some with a copy of the weights each, by some that divide them, by one whose
+first step is compiled."""
 
 
 @dataclass(frozen=True)

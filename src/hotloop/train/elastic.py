@@ -94,10 +94,7 @@ def train_in_ranks(
             attempt = _Attempt(Path(name), number, restart, limit, nodes, machines)
             lost = attempt.run(command, {**reached, **_after_a_loss(restart), **_visible(gpus)})
             if lost is None or attempt.said is not None:
-                code = attempt.said or 0
-                if code:
-                    machines.tell(End(code, f"machine {nodes.rank} ended with {code}"))
-                return code
+                return _ended_with(attempt.said or 0, nodes, machines)
             if end := attempt.end:
                 notify(end.text)
                 machines.tell(end)
@@ -114,6 +111,12 @@ def train_in_ranks(
             notify(f"{lost.text}; starting all again from the last checkpoint ({restarts}){_told(_after_a_loss(1))}")
             failed_before = attempt.failed
     raise AssertionError
+
+
+def _ended_with(code: int, nodes: Nodes, machines: Machines) -> int:
+    if code:
+        machines.tell(End(code, f"machine {nodes.rank} ended with {code}"))
+    return code
 
 
 class _Restarts:

@@ -37,7 +37,7 @@ from hotloop.train.patience import StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
 from hotloop.train.preparation import Preparation
 from hotloop.train.progress import Meter, Progress, Span
-from hotloop.train.random_state import random_state
+from hotloop.train.random_state import random_state, stacked
 from hotloop.train.ranks import inner
 from hotloop.train.resolve import optimizer_copies
 from hotloop.train.slow_rank import SlowRanks
@@ -477,13 +477,11 @@ class Loop:
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""
         states = self._world.gathered_on_first(random_state())[:: self._world.tensor]  # that of a team is the same
-        random, *others = states or [random_state()]
         return {
             "identity": self._parts.identity,
             "job": self._job.model_dump(mode="json"),
             "step": self._parts.step.state_dict(),
-            "random": random,
-            "random_of_other_ranks": others,
+            "random": stacked(states or [random_state()]),
             "progress": self.progress.to_state(),
         }
 

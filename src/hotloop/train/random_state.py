@@ -1,12 +1,16 @@
 """Seeds, and the random states that a checkpoint keeps (dropout draws from them; data does not)."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+_VERSION = 3
+"""Of `random.getstate()`, since Python 3.2."""
 
 
 def seed_everything(seed: int) -> None:
@@ -32,19 +36,44 @@ def restore_generators(states: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state(cuda[0])
 
 
-def random_state() -> dict[str, Any]:
-    """The same as `torch.load(weights_only=True)` can read it."""
-    python, (name, keys, position, has_gauss, cached), cpu, cuda = generators()
-    keys = torch.from_numpy(np.array(keys, dtype=np.int64))
-    return {"python": python, "numpy": (name, keys, position, has_gauss, cached), "torch": cpu, "cuda": cuda}
+_STATE = np.dtype(
+    [
+        ("python", "<u4", 625), ("python_has_gauss", "?"), ("python_gauss", "<f8"),
+        ("numpy", "<u4", 624), ("numpy_position", "<u4"), ("numpy_has_gauss", "?"), ("numpy_gauss", "<f8"),
+        ("torch", "u1", 5056), ("has_cuda", "?"), ("cuda", "u1", 16),
+    ]
+)  # fmt: skip
+"""Of one process, in a checkpoint: bytes, as thousands of ranks send theirs to the first at every save, where bytes are
+taken in 50 times as fast as numbers are."""
 
 
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Continue from `random_state()`; call it just before the next batch, not before what else draws."""
-    version, keys, gauss = state["python"]
-    name, words, position, has_gauss, cached = state["numpy"]
-    numpy = name, words.numpy().astype(np.uint32), position, has_gauss, cached
-    restore_generators(((version, tuple(keys), gauss), numpy, state["torch"], state["cuda"]))
+def random_state() -> bytes:
+    """`generators()` in 10,088 bytes."""
+    (_, words, gauss), (_, keys, position, has_gauss, cached), cpu, cuda = generators()
+    state = np.zeros((), _STATE)
+    state["python"], state["python_has_gauss"], state["python_gauss"] = words, gauss is not None, gauss or 0.0
+    state["numpy"], state["numpy_position"] = keys, position
+    state["numpy_has_gauss"], state["numpy_gauss"] = has_gauss, cached
+    state["torch"], state["has_cuda"] = cpu.numpy(), bool(cuda)
+    if cuda:
+        state["cuda"] = cuda[0].numpy()
+    return state.tobytes()
+
+
+def stacked(states: Sequence[bytes]) -> Tensor:
+    """Those of all ranks as a checkpoint keeps them: uint8 (ranks, bytes)."""
+    return torch.frombuffer(bytearray(b"".join(states)), dtype=torch.uint8).view(len(states), -1)
+
+
+def restore_random_state(state: Tensor) -> None:
+    """Continue from a row of `stacked`; call it just before the next batch, not before what else draws."""
+    found = np.frombuffer(state.numpy().tobytes(), _STATE)[0]
+    gauss = float(found["python_gauss"]) if found["python_has_gauss"] else None
+    python = _VERSION, tuple(found["python"].tolist()), gauss
+    position, has_gauss = int(found["numpy_position"]), int(found["numpy_has_gauss"])
+    numpy = "MT19937", found["numpy"], position, has_gauss, float(found["numpy_gauss"])
+    cuda = [torch.from_numpy(found["cuda"].copy())] if found["has_cuda"] else []
+    restore_generators((python, numpy, torch.from_numpy(found["torch"].copy()), cuda))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from hotloop.train.card_errors import card_errors
 from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint, newest_path
 from hotloop.train.checkpoint.copies import Copies, remove_left
 from hotloop.train.checkpoint.hashes import HashedTogether, hash_files
+from hotloop.train.checkpoint.parts import read_whole
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
@@ -92,7 +93,6 @@ def train_job(
         world.note("run", str(run.directory))
         recorders = _recorders(job, run, stack, observer.warn) if world.first else []
         recorders.append(_published(run, ready.job, heart, stack))
-        copies = _copies(job, run, resume, observer.warn, stack, heart) if world.first else None
         parts = Parts(
             job=ready.job,
             run=run,
@@ -107,7 +107,7 @@ def train_job(
             deaths=deaths,
             world=world,
             heart=heart,
-            copies=copies,
+            copies=_copies(job, run, resume, observer.warn, stack, heart) if world.first else None,
             preparation=_preparation(ready, train, world),
         )
         return run, _Training(parts, machine, ready.choices).run(named)
@@ -375,7 +375,7 @@ class _Training:
         return _fetch(parts.copies, folder, parts.observer.warn, parts.heart)
 
     def _restore_random_state(self, loaded: Loaded) -> None:
-        states = [loaded.state["random"], *loaded.state.get("random_of_other_ranks", [])]
+        states = read_whole(loaded.state["random"])
         if self.parts.world.data_rank < len(states):  # further ranks go on from their seeds
             restore_random_state(states[self.parts.world.data_rank])
 
