@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -499,6 +499,25 @@ def test_models_are_what_the_script_calls_with_gradients() -> None:
     assert [type(one) for one in training.models] == [Net, nn.Linear]
     model(torch.randn(2, 3, 8, 8))
     assert len(training.models) == 2
+
+
+class OverTwo(nn.DataParallel):
+    """As it is where there are two GPUs; all is done by the first."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.device_ids = [0, 1]
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.module(*inputs))
+
+
+@pytest.mark.parametrize(("wrap", "over_several"), [(nn.DataParallel, False), (OverTwo, True)])
+def test_data_parallel_over_several_devices_is_noticed(wrap: type[nn.Module], over_several: bool) -> None:
+    training = a_training(Net())
+    with models_seen(training):
+        wrap(nn.Linear(4, 1)).train()(torch.ones(2, 4))
+    assert training.data_parallel is over_several
 
 
 def parameters_after(steps: int, drop: bool) -> tuple[list[torch.Tensor], int]:

@@ -23,7 +23,8 @@ def test_each_rank_goes_on_where_it_was() -> None:
         states.append(random_state())
         then.append(drawn())
     kept = stacked(states)
-    assert kept.shape == (4, len(states[0])) and kept.dtype == torch.uint8
+    assert kept.shape == (4, len(states[0]))
+    assert kept.dtype == torch.uint8
     for row, numbers in zip(kept, then, strict=True):
         restore_random_state(row)
         assert drawn() == numbers

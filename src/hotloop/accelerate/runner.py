@@ -384,6 +384,9 @@ class Runner:
         if self._queued and (queued := fmean(self._queued)) > CROWDED:
             why = "other programs use them, and gains may be theirs"
             self._notes.append(f"threads waited for a processor {queued:.0%} of the time: {why}")
+        if training.data_parallel:
+            why = "copies the model to all GPUs in each step, DistributedDataParallel does not"
+            self._notes.append(f"DataParallel {why}: hotloop profile says what it costs")
         if self._run:
             self._notes.append("the script ended before all accelerations were tried")
         told = [replace(one, count=self._switches[one.name].count) for one in self._told.values()]

@@ -27,6 +27,7 @@ class Training:
         optimizer: that steps; None where weights are updated by hand.
         models: modules with weights that the script itself calls, unwrapped from data parallelism over one device.
         has_autocast: whether the script calls them under autocast of its own.
+        data_parallel: whether it calls one that is in DataParallel over several devices.
         waits: share of a step in which it waited for batches, as last measured.
         must_help: whether what was switched on last is only kept if steps are shorter with it.
     """
@@ -37,6 +38,7 @@ class Training:
     optimizer: torch.optim.Optimizer | None
     models: list[nn.Module] = field(default_factory=list)
     has_autocast: bool = False
+    data_parallel: bool = False
     waits: float = 0.0
     must_help: bool = False
 
@@ -79,6 +81,7 @@ def models_seen(training: Training) -> Iterator[None]:
         depth += 1
         if depth == 1 and torch.is_grad_enabled() and module.training:
             training.has_autocast |= torch.is_autocast_enabled(training.device.type)
+            training.data_parallel |= isinstance(module, nn.DataParallel) and len(module.device_ids) > 1
             model = _unwrapped(module)
             if not any(model is known for known in found) and next(model.parameters(), None) is not None:
                 found.append(model)
