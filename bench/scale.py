@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from record import Figure, of_this_source, publish
 from scale_costs import Measured, Peak, first_of, processor_seconds
-from scale_meetings import connections, joined, store
+from scale_meetings import connections, joined, store, talking
 from scale_messages import SENT, agreement, compared, described_file, gathered
 from torch import Tensor
 
@@ -35,7 +35,16 @@ from hotloop.train.sharded import Types, divide, mesh_of
 MODELS = {"8B": ("llama-3-8b", {}), "70B": ("llama-3-8b", {"layers": 80, "width": 8192, "heads": 64, "hidden": 28672})}
 RANKS = (1024, 8192)
 _VOCABULARY, _CONTEXT = 128_256, 8192
-_TIMES = {"plans": 3, "agreement": 7, "gathered": 5, "slow_ranks": 5, "connections": 5, "store": 5, "sockets": 1}
+_TIMES = {
+    "plans": 3,
+    "agreement": 7,
+    "gathered": 5,
+    "slow_ranks": 5,
+    "connections": 5,
+    "talking": 2,
+    "store": 5,
+    "sockets": 1,
+}
 """Processes, or sets of them, for each figure."""
 _INTERRUPTIONS, _DAYS, _GPUS = 419, 54, 16_384
 """Grattafiori et al., "The Llama 3 herd of models", 2024."""
@@ -106,6 +115,7 @@ def useful() -> list[Measured]:
 
 PARTS: dict[str, Callable[..., Measured]] = {
     "plans": plans, "agreement": agreement, "gathered": gathered, "slow_ranks": compared, "connections": connections,
+    "talking": talking,
     "store": store, "sockets": joined,
 }  # fmt: skip
 CASES: dict[str, list[tuple[Any, ...]]] = {
@@ -114,7 +124,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "gathered": [(what, ranks) for what in SENT for ranks in RANKS],
     "slow_ranks": [(ranks,) for ranks in RANKS],
     "connections": [(16,), (32,), (64,)],
-    "store": [(ranks,) for ranks in RANKS],
+    "talking": [(ranks,) for ranks in (16, 32, 64, 128, 256)],
+    "store": [(ranks, lazily) for lazily in (False, True) for ranks in RANKS],
     "sockets": [(ranks, lazily) for lazily in (False, True) for ranks in (2, 4, 8, 16)],
 }
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -91,6 +92,33 @@ def connections(ranks: int) -> Measured:
     }  # fmt: skip
 
 
+def talking(ranks: int) -> Measured:
+    """Of one gloo group that connects ranks when they talk: what a rank has to read, and its connections, on average,
+    after each kind of message. All ranks are in this process.
+    """
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    allow_open_files()
+    before, counting = sockets()["connected"], CountingStore()
+    group = meshed(counting, ranks)
+    assert counting.asked == 0
+    given = torch.ones(4)
+    for message in (
+        lambda rank: group[rank].allreduce([given.clone()]),
+        lambda rank: group[rank].allgather([[given.clone() for _ in range(ranks)]], [given]),
+        lambda rank: group[rank].gather([[given.clone() for _ in range(ranks)]] if rank == 0 else [], [given]),
+        lambda rank: group[rank].broadcast([given.clone()]),
+        lambda rank: group[rank].barrier(),
+    ):
+        with ThreadPoolExecutor(ranks) as pool:
+            for work in pool.map(message, range(ranks)):
+                work.wait()
+    assert counting.read == counting.asked // 2 * named_bytes(0), "each is waited for, and read"
+    return {
+        "ranks": ranks, "connected": (sockets()["connected"] - before) / ranks,
+        "store_read_bytes": counting.read / ranks, "store_requests": counting.asked / ranks,
+    }  # fmt: skip
+
+
 def sockets() -> dict[str, int]:
     """This process's: connections, those that others can connect to, and other files that it has open."""
     states = {}
@@ -154,12 +182,12 @@ def joined(ranks: int, lazily: bool) -> Measured:
     return {"ranks": ranks, "lazily": lazily, "first": found[0], "last": found[-1], "any_clock_seconds": taken[0]}
 
 
-def store(ranks: int) -> Measured:
-    """Of the store in which ranks find each other: one rank reads what gloo needs to know of all, for one group.
+def store(ranks: int, lazily: bool) -> Measured:
+    """Of the store in which ranks find each other: one rank reads what gloo needs to know of so many, for one group.
 
     Its server is a process of its own; what that computes for it is what all ranks together wait for.
     """
-    each = named_bytes(ranks)
+    each = named_bytes(0 if lazily else ranks)
     command = [sys.executable, __file__, "serve"]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin
@@ -179,11 +207,19 @@ def store(ranks: int) -> Measured:
         assert len(client.get(str(rank))) == each
     seconds, served = time.perf_counter() - began, computed() - before
     server.communicate("\n", timeout=60)
-    return {"ranks": ranks, "read_bytes": ranks * each, "read_clock_seconds": seconds, "server_seconds": served}
+    return {
+        "ranks": ranks,
+        "lazily": lazily,
+        "read_bytes": ranks * each,
+        "read_clock_seconds": seconds,
+        "server_seconds": served,
+    }
 
 
 def named_bytes(ranks: int) -> int:
-    """What gloo puts there of a rank: its host's name and address, and a number for each rank (its tcp/context.cc)."""
+    """What gloo puts there of a rank: its host's name and address, and a number for each rank that is to be connected
+    at once (its tcp/context.cc).
+    """
     return 8 * ranks + 152 + len(socket.gethostname())
 
 

@@ -119,6 +119,10 @@ def trained(
     for line in done.stderr.splitlines():
         if "warning" in line:
             print(line, file=sys.stderr)
+    result = json.loads((run / "result.json").read_text())
+    if result["data_slow"]:
+        told = ", ".join(str(result[key]) for key in ("decode", "data_slow", "data_advice"))
+        print(f"{ranks}, {data.name}: data holds it up: {told}", file=sys.stderr, flush=True)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [record["samples_per_second"] for record in records if record["event"] == "epoch"][sizes.warm_epochs :]
 

@@ -335,6 +335,7 @@ ROWS = {
     "gpt2": gpt2,
     "two_cards": two_cards,
     "scaling": scaling,
+    "scaling_h100": scaling,
     "llama": llama,
     "checkpoint_stall": checkpoint_stall,
     "imagenet_run": imagenet_run,

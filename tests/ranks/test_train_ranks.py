@@ -58,8 +58,12 @@ def test_two_train_what_one_would(hotloop: Command, job: Path) -> None:
     assert (again.out + again.err).count("has finished its") == 1
 
 
-def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(hotloop: Command, job: Path) -> None:
-    """Three: of two, sums are the same in whichever order they are taken."""
+@pytest.mark.parametrize("lazily", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(
+    hotloop: Command, job: Path, monkeypatch: pytest.MonkeyPatch, lazily: str
+) -> None:
+    """Three: of two, sums are the same in whichever order they are taken. Connected all with all, and as many are."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", lazily)
     options = [*NOISY, "--set", "ranks.processes=3", "--set", "train.epochs=30"]
     hotloop("train", "job.toml", "--set", "run.dir=undisturbed", *options, expect=0)
     with started(job.parent, "--set", "run.dir=disturbed", *options) as child:

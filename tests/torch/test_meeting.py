@@ -1,5 +1,6 @@
 """Ranks that are started again meet each other, and nobody who was there before."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ import pytest
 from torch.distributed import DistStoreError, HashStore, Store
 
 from hotloop.train.meeting import agreed
+from hotloop.train.world import _connect_when_needed
 
 SOON = timedelta(seconds=60)
 
@@ -40,3 +42,15 @@ def test_a_rank_that_comes_late_is_not_taken_for_the_one_before() -> None:
 def test_who_waits_alone_gives_up() -> None:
     with pytest.raises(DistStoreError, match="2 ranks have not met within 0 s"):
         agreed(HashStore(), 0, 2, timedelta(seconds=0.2))
+
+
+@pytest.mark.parametrize(("ranks", "asked", "lazily"), [(64, None, None), (65, None, "1"), (65, "0", "0")])
+def test_many_ranks_are_not_connected_all_with_all(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, asked: str | None, lazily: str | None
+) -> None:
+    variable = "TORCH_GLOO_LAZY_INIT"
+    monkeypatch.setenv(variable, asked or "")  # restored at the end, whatever sets it meanwhile
+    if asked is None:
+        monkeypatch.delenv(variable)
+    _connect_when_needed(ranks)
+    assert os.environ.get(variable) == lazily

@@ -26,6 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 _PATIENCE = 10
 _OPEN_FILES = 1 << 17
+_ALL_CONNECTED = 64
+"""So many ranks notice at once, each by itself, that another one is gone; of more those do that talk to it."""
 FOLDER, PARENT, RESTARTS = "HOTLOOP_RANKS_FOLDER", "HOTLOOP_RANKS_PARENT", "HOTLOOP_RANKS_RESTARTS"
 """Environment variables of ranks that `hotloop train` has started."""
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
@@ -331,6 +333,7 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     _allow_open_files()
+    _connect_when_needed(int(os.environ["WORLD_SIZE"]))
     # Who has started the ranks looks after them, and can say which one hangs.
     timeout = timedelta(seconds=timeout_seconds * (_PATIENCE if folder else 1))
     group = _joined(device, local, timeout, folder)
@@ -352,11 +355,21 @@ def joined_world(device: str, timeout_seconds: float) -> Iterator[World]:
 
 
 def _allow_open_files() -> None:
-    """For some 40,000 ranks, if that may be: gloo connects each with all others three times; 1,024 are usual."""
+    """For some 40,000 ranks, if that may be: the first of them is connected with all others; 1,024 are usual."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _connect_when_needed(ranks: int) -> None:
+    """Let gloo connect those of many ranks that talk to each other, when they first do, and not each with all.
+
+    All would have to read of each other in the store: of 1,024 ranks for minutes at every start, of 8,192 for hours;
+    and have 3,000 or 25,000 connections each in place of some 60 (bench/scale.py). In torch since 2.7.
+    """
+    if ranks > _ALL_CONNECTED:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
 def _joined(device: str, local: int, timeout: timedelta, folder: str) -> Any:
