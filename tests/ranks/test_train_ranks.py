@@ -64,7 +64,7 @@ def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(
 ) -> None:
     """Three: of two, sums are the same in whichever order they are taken. Connected all with all, and as many are."""
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", lazily)
-    options = [*NOISY, "--set", "ranks.processes=3", "--set", "train.epochs=30"]
+    options = [*NOISY, "--set", "ranks.processes=3", "--set", "train.epochs=12"]
     hotloop("train", "job.toml", "--set", "run.dir=undisturbed", *options, expect=0)
     with started(job.parent, "--set", "run.dir=disturbed", *options) as child:
         read_until(child, "saved")
@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_and_sigterm_cost_nothing_beyond_the_last_save(
     assert child.returncode == 75, err
     assert "saved, as SIGTERM asked" in out
     done = hotloop("train", "job.toml", "--set", "run.dir=disturbed", *options, expect=0)
-    assert "finished after 150 steps" in done.out
+    assert "finished after 60 steps" in done.out
     left, expected = weights_of(job.parent / "disturbed"), weights_of(job.parent / "undisturbed")
     assert all(torch.equal(left[name], expected[name]) for name in expected)
 
@@ -104,9 +104,9 @@ def test_a_signal_is_heard_soon_after_a_validation(job: Path) -> None:
 
 
 def test_restarts_are_counted_from_checkpoint_to_checkpoint(job: Path) -> None:
-    options = [*NOISY, *TWO, "--set", "ranks.restarts=1", "--set", "train.epochs=60", "--set", "run.dir=run"]
+    options = [*NOISY, *TWO, "--set", "ranks.restarts=1", "--set", "train.epochs=20", "--set", "run.dir=run"]
     with started(job.parent, *options) as child:
-        for _ in range(3):
+        for _ in range(2):
             read_until(child, "saved")
             os.kill(rank_of(child.pid, 1), signal.SIGKILL)
             read_until(
