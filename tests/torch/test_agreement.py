@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,8 +45,8 @@ class _Exchange:
 class _Rank(World):
     """Of a world of threads."""
 
-    def __init__(self, rank: int, exchange: _Exchange) -> None:
-        super().__init__(rank=rank, size=exchange.size)
+    def __init__(self, rank: int, exchange: _Exchange, size: int) -> None:
+        super().__init__(rank=rank, size=size)
         self.__dict__.update(exchange=exchange, number=0)
 
     def largest_later(self, values: Any) -> Any:
@@ -55,19 +56,22 @@ class _Rank(World):
 
 
 def decisions(
-    size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes]], steps: int, changes: int = -1
-) -> list[list[Wishes]]:
+    size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes]], steps: int, changes: int = -1,
+    ranks: int = 0, sent: list[int] | None = None,
+) -> list[list[Wishes]]:  # fmt: skip
     """What each rank was told after each step; rank r's wish after step s is wishes[r][s].
 
     Args:
         changes: before this step the pace is said to be another one.
+        ranks: that there are, as they take it; only the first `size` of them are here.
+        sent: takes how many messages there were.
     """
     exchange = _Exchange(size)
     found: list[list[Wishes]] = [[] for _ in range(size)]
 
     def work(rank: int) -> None:
         now = 0.0
-        agreement = Agreement(_Rank(rank, exchange), lambda: now)
+        agreement = Agreement(_Rank(rank, exchange, ranks or size), lambda: now)
         for step in range(steps):
             now += speeds[rank]
             if step == changes:
@@ -80,6 +84,8 @@ def decisions(
         thread.start()
     for thread in threads:
         thread.join()
+    if sent is not None:
+        sent.append(len(exchange._sent))
     return found
 
 
@@ -119,6 +125,22 @@ def test_in_a_validation_of_long_batches_a_wish_is_not_asked_for_as_seldom_as_be
     assert [at.stop for at in told[0]].index(True) == 13
     told = decisions(2, [1e-4, 1e-4], {0: {}, 1: stop}, 200)
     assert not any(at.stop for at in told[0]), "once in a thousand"
+
+
+@pytest.mark.parametrize(("ranks", "steps_between"), [(2, 1), (256, 1), (1024, 4), (8192, 32)])
+def test_messages_of_many_ranks_are_over_before_the_next(ranks: int, steps_between: int) -> None:
+    """Of 8,192 one takes 0.8 s."""
+    stop = {step: Wishes(stop=True) for step in range(100, 200)}
+    sent: list[int] = []
+    told = decisions(2, [0.1, 0.1], {0: {}, 1: stop}, 200, ranks=ranks, sent=sent)
+    assert 200 // (steps_between + 1) <= sent[0] <= 200 // steps_between + 2
+    assert 100 < [at.stop for at in told[0]].index(True) <= 100 + 2 * steps_between + 2
+
+
+@pytest.mark.parametrize(("ranks", "waits"), [(256, True), (8192, False)])
+def test_of_long_steps_the_answer_is_waited_for_where_it_comes_soon(ranks: int, waits: bool) -> None:
+    told = decisions(2, [3.0, 3.0], {0: {}, 1: {5: Wishes(stop=True)}}, 8, ranks=ranks)
+    assert [at.stop for at in told[0]].index(True) == (5 if waits else 6)
 
 
 def test_one_alone_has_its_wish_at_once() -> None:
