@@ -349,7 +349,7 @@ def test_going_back_to_a_copy_abandons_what_is_newer_whatever_the_copy_is_called
 
 
 def test_a_checkpoint_that_no_job_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no identity, job, step, random, progress"):
+    with pytest.raises(InputError, match="has no identity, job, step, random_states, progress"):
         check_identity(load_checkpoint(filled(tmp_path, [1])[0]), {})
 
 
@@ -358,7 +358,7 @@ def test_what_is_decayed_decides_what_comes_next(tmp_path: Path) -> None:
         raw = {"data": {"train": "x"}, "model": {"name": "m"}, "optimizer": {"decay_vectors": decay_vectors}}
         return identity(parse_job(raw, "job"), nn.Linear(2, 2), ArrayDataset({"x": np.zeros(4)}))
 
-    state = {"identity": identity_with(False), "job": {}, "step": {}, "random": {}, "progress": {}}
+    state = {"identity": identity_with(False), "job": {}, "step": {}, "random_states": {}, "progress": {}}
     loaded = Loaded(tmp_path, state, (0, 1))
     check_identity(loaded, identity_with(False))
     with pytest.raises(InputError, match=r"optimizer.decay_vectors = false"):

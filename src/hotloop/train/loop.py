@@ -481,7 +481,7 @@ class Loop:
             "identity": self._parts.identity,
             "job": self._job.model_dump(mode="json"),
             "step": self._parts.step.state_dict(),
-            "random": stacked(states or [random_state()]),
+            "random_states": stacked(states or [random_state()]),
             "progress": self.progress.to_state(),
         }
 

@@ -48,10 +48,12 @@ def check_identity(loaded: Loaded, now: Identity) -> None:
         InputError: it says which of model, data or settings differs, or that no job saved it.
     """
     fix = "start it elsewhere (--set run.dir=NEW), or anew (--resume never)"
-    missing = [key for key in ("identity", "job", "step", "random", "progress") if key not in loaded.state]
+    missing = [key for key in ("identity", "job", "step", "random_states", "progress") if key not in loaded.state]
     if missing:
         raise InputError(
-            f"{loaded.path} has no {', '.join(missing)}", "it was saved by another loop than that of a job", fix
+            f"{loaded.path} has no {', '.join(missing)}",
+            "it was saved by another loop than that of a job, or by an older hotloop",
+            fix,
         )
     then: Identity = loaded.state["identity"]
     for kind in ("model", "data"):

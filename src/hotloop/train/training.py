@@ -375,7 +375,7 @@ class _Training:
         return _fetch(parts.copies, folder, parts.observer.warn, parts.heart)
 
     def _restore_random_state(self, loaded: Loaded) -> None:
-        states = read_whole(loaded.state["random"])
+        states = read_whole(loaded.state["random_states"])
         if self.parts.world.data_rank < len(states):  # further ranks go on from their seeds
             restore_random_state(states[self.parts.world.data_rank])
 
