@@ -36,15 +36,9 @@ MODELS = {"8B": ("llama-3-8b", {}), "70B": ("llama-3-8b", {"layers": 80, "width"
 RANKS = (1024, 8192)
 _VOCABULARY, _CONTEXT = 128_256, 8192
 _TIMES = {
-    "plans": 3,
-    "agreement": 7,
-    "gathered": 5,
-    "slow_ranks": 5,
-    "connections": 5,
-    "talking": 2,
-    "store": 5,
+    "plans": 3, "agreement": 7, "gathered": 5, "slow_ranks": 5, "connections": 5, "talking": 2, "store": 5,
     "sockets": 1,
-}
+}  # fmt: skip
 """Processes, or sets of them, for each figure."""
 _INTERRUPTIONS, _DAYS, _GPUS = 419, 54, 16_384
 """Grattafiori et al., "The Llama 3 herd of models", 2024."""
@@ -115,8 +109,7 @@ def useful() -> list[Measured]:
 
 PARTS: dict[str, Callable[..., Measured]] = {
     "plans": plans, "agreement": agreement, "gathered": gathered, "slow_ranks": compared, "connections": connections,
-    "talking": talking,
-    "store": store, "sockets": joined,
+    "talking": talking, "store": store, "sockets": joined,
 }  # fmt: skip
 CASES: dict[str, list[tuple[Any, ...]]] = {
     "plans": [("8B", 1024, 1), ("8B", 8192, 1), ("70B", 1024, 8), ("70B", 8192, 8)],

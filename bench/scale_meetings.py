@@ -208,12 +208,9 @@ def store(ranks: int, lazily: bool) -> Measured:
     seconds, served = time.perf_counter() - began, computed() - before
     server.communicate("\n", timeout=60)
     return {
-        "ranks": ranks,
-        "lazily": lazily,
-        "read_bytes": ranks * each,
-        "read_clock_seconds": seconds,
+        "ranks": ranks, "lazily": lazily, "read_bytes": ranks * each, "read_clock_seconds": seconds,
         "server_seconds": served,
-    }
+    }  # fmt: skip
 
 
 def named_bytes(ranks: int) -> int:

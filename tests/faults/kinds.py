@@ -56,20 +56,20 @@ def terminated(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
 def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     """A notice while it starts, compiles, loads, trains, validates or saves."""
     notice = trial.run.with_suffix(".notice")
-    compiled, code = trial.setting == "compiled", trial.run.with_suffix(".code")
+    code = trial.run.with_suffix(".code")
+    trial = replace(trial, variables={"TORCHINDUCTOR_CACHE_DIR": str(code)})  # what others have compiled is not there
     steps = 22  # an epoch has 23
     phases: dict[str, Callable[[], bool]] = {
         "starting": lambda: True,
         "loading": lambda: bool(trial.records("step")) and bool(training.workers()),
-        "compiling": lambda: any(code.rglob("*.cpp")),
         "training": lambda: bool(trial.records("step")),
         "validating": lambda: len(trial.records("step")) >= steps,
         "saving": lambda: any((trial.run / "checkpoints").glob(".epoch-*")),
     }
-    if compiled:  # what others of its kind have compiled is not there
-        trial = replace(trial, variables={"TORCHINDUCTOR_CACHE_DIR": str(code)})
+    if trial.setting == "compiled":
+        phases = {"compiling": lambda: any(code.rglob("*.cpp"))}
     with started(trial, f"preemption.file={notice}", "preemption.every=0.1") as training:
-        phase = "compiling" if compiled else moments.choice(sorted(phases.keys() - {"compiling"}))
+        phase = moments.choice(sorted(phases))
         training.wait_until(phases[phase])
         with _held(training.workers() if phase == "loading" else []):
             notice.touch()

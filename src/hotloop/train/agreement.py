@@ -18,9 +18,7 @@ _RANK_SECONDS = 1e-4
 """What a message takes for each rank: gloo adds up round a ring, from neighbour to neighbour, twice. With 50 µs for
 each it is 0.1 s of 1,024 ranks and 0.8 s of 8,192. It has to be over before the answer is read."""
 _ROOM = 4
-"""So many times as long as a message is the time between two."""
-_SHARE = 0.1
-"""Of a step, that ranks wait for an answer at most."""
+"""So many times as long as a message is the time between two, at least."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,7 @@ class Agreement:
         self._world = world
         self._clock = clock
         self._sent: tuple[Any, torch.Tensor] | None = None
-        message = world.size * _RANK_SECONDS
-        self._between = max(_SECONDS, _ROOM * message)
-        self._most_steps = _MOST_STEPS * self._between / _SECONDS
-        self._long = max(_LONG_SECONDS, message / _SHARE)
+        self._slower = max(1.0, _ROOM * world.size * _RANK_SECONDS / _SECONDS)  # than few ranks agree
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -76,7 +71,7 @@ class Agreement:
         wish, each = wishes(), (self._clock() - self._since) / self._steps
         wish = Wishes(wish.stop, wish.log and not found.log, wish.save and not found.save)  # those are done next
         self._since, self._steps = self._clock(), 0
-        pause = min(self._most_steps, self._between / max(each, 1e-9))
+        pause = self._slower * min(float(_MOST_STEPS), _SECONDS / max(each, 1e-9))
         values = torch.tensor([wish.stop, wish.log, wish.save, -pause], dtype=torch.float64)
         self._sent = (self._world.largest_later(values), values)
         return self._received() if self._at_once else found
@@ -88,7 +83,7 @@ class Agreement:
         work.wait()
         self._sent = None
         stop, log, save, pause = values.tolist()
-        self._until, self._at_once = max(1, int(-pause)), -pause < self._between / self._long
+        self._until, self._at_once = max(1, int(-pause)), -pause < _SECONDS / _LONG_SECONDS
         return Wishes(bool(stop), bool(log), bool(save))
 
     def pace_changes(self) -> None:
