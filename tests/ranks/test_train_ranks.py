@@ -464,6 +464,22 @@ def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path, 
     assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out
 
 
+@pytest.mark.parametrize(("parallel", "makers"), [("fsdp", ["made-by-0"]), ("auto", ["made-by-0", "made-by-1"])])
+def test_a_model_whose_weights_are_divided_is_made_whole_by_one(
+    hotloop: Command, job: Path, parallel: str, makers: list[str]
+) -> None:
+    options = ["--set", "model.name=tiny:signed", "--set", f"parallel={parallel}", "--set", "train.epochs=1"]
+    hotloop("train", "job.toml", *TWO, *options, expect=0)
+    assert sorted(file.name for file in job.parent.glob("made-by-*")) == makers
+
+
+@pytest.mark.slow
+def test_the_one_that_fails_to_make_it_is_not_waited_for(hotloop: Command, job: Path) -> None:
+    options = ["--set", "model.name=tiny:signed", "--set", "model.arguments.refuses=true", "--set", "parallel=fsdp"]
+    done = hotloop("train", "job.toml", *TWO, *options, expect=1)
+    assert done.err.count("no numbers for this one") >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_gradients_may_travel_in_half_as_many_bytes(hotloop: Command, text: Path, parallel: str) -> None:

@@ -76,7 +76,7 @@ def main(rank: int, size: int, folder: Path, variant: str) -> None:
     if variant.startswith("plain"):
         model = DistributedDataParallel(model)
     elif variant != "float8 one":
-        model = spread(model, world, job)
+        model = spread(model, world, job, lambda: model)
     types: set[str] = set()
     if float8:
         model[1].up.register_forward_pre_hook(lambda layer, _: types.add(str(layer.weight.dtype)))  # type: ignore[index]

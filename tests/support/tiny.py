@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -80,6 +81,16 @@ def turned(num_classes: int = 2) -> nn.Module:
     """With a weight whose rows do not lie one after the other."""
     model = perceptron(num_classes)
     model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())  # type: ignore[index]
+    return model
+
+
+def signed(num_classes: int = 2, refuses: bool = False) -> nn.Module:
+    """Each rank that makes it with numbers leaves a file; or does not make it."""
+    model = perceptron(num_classes)
+    if not next(model.parameters()).is_meta:
+        if refuses:
+            raise RuntimeError("no numbers for this one")
+        Path(f"made-by-{os.environ['RANK']}").touch()
     return model
 
 

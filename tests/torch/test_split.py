@@ -19,7 +19,7 @@ def settled(
     Rates in images/s, `step` in seconds; `simple`: share of images that the decoder can take; `jitter`: by which times
     vary.
     """
-    split, random = Split(batch, WORKERS), np.random.default_rng(1)
+    split, random = Split(batch, WORKERS, 4), np.random.default_rng(1)
     under_way = [split.count] * 4
     counts, times = [], []
     for _ in range(400):
@@ -57,7 +57,51 @@ def test_workers_that_are_early_get_all() -> None:
 
 def test_workers_in_time_leave_the_decoder_as_little_as_their_spare_time_takes() -> None:
     counts, _ = settled(256, 6600, 12000, 0.030)
-    assert 256 - 0.91 * 0.030 * 6600 <= mean(counts) <= 256 - 0.89 * 0.030 * 6600
+    assert 256 - 0.81 * 0.030 * 6600 <= mean(counts) <= 256 - 0.79 * 0.030 * 6600
+
+
+def useful(ranks: int, seed: int) -> float:
+    """Share of the time in which ranks compute that begin each step together, with workers that are disturbed at times.
+
+    Of a batch in ten the images take three times as long, and all vary by 30 %.
+    """
+    splits, random = [Split(256, WORKERS, AHEAD + 1) for _ in range(ranks)], np.random.default_rng(seed)
+    counts = [[split.count] * (AHEAD + 1) for split in splits]
+    there, began, end = [0.0] * ranks, [0.0] * (AHEAD + 1), 0.0
+    for _ in range(600):
+        late = []
+        for rank, split in enumerate(splits):
+            count = counts[rank].pop(0)
+            longer = max(0.5, 1 + 0.3 * random.standard_normal()) * (3 if random.random() < 0.1 else 1)
+            working, decoding = longer * (256 - count) / 6500, count / 12000
+            there[rank] = max(there[rank], began[-AHEAD - 1]) + max(working, decoding)
+            late.append(Stages(late=max(0.0, there[rank] - end), working=WORKERS * working, decoding=decoding))
+            counts[rank].append(split.count)
+        began.append(max(end, *there))
+        for split, took in zip(splits, late, strict=True):
+            split.saw(began[-1] + STEP - end, took)
+        end = began[-1] + STEP
+    return 400 * STEP / (end - began[-400])
+
+
+STEP, AHEAD = 0.0315, 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_wait_for_each_other_do_not_take_that_for_time_of_their_own(seed: int) -> None:
+    alone, four = useful(1, seed), useful(4, seed)
+    assert alone > 0.96
+    assert four > 0.92
+
+
+def test_a_step_that_becomes_longer_gives_workers_more() -> None:
+    split, counts = Split(256, WORKERS, 1), []
+    for step in [0.020] * 100 + [0.030] * 200:
+        working, decoding = (256 - split.count) / 6600, split.count / 12000
+        split.saw(max(step, working), Stages(max(0, working - step), working=WORKERS * working, decoding=decoding))
+        counts.append(split.count)
+    assert counts[99] == pytest.approx(256 - 0.8 * 0.020 * 6600, abs=2)
+    assert counts[-1] == pytest.approx(256 - 0.8 * 0.030 * 6600, abs=2)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])

@@ -57,6 +57,10 @@ class _InScriptsOrder:
     def workers(self) -> int:
         return self._loader.workers
 
+    @property
+    def under_way(self) -> int:
+        return self._loader.under_way
+
     def __len__(self) -> int:
         return len(self._loader)
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hotloop.data.dataset import Dataset, sample_fields
 from hotloop.tasks.task import RANDOM, Task, Tensors
 from hotloop.train.blocks import are_alike, repeated_blocks, skip
-from hotloop.train.random_state import drawn_from
+from hotloop.train.random_state import drawn_from, untouched_generators
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,7 +49,7 @@ def flops_per_sample(task: Task, dataset: Dataset, seed: int) -> float:
     samples = 2  # batch normalisation needs more than one
     task = copy.copy(task)  # what it caches on the way is of no use elsewhere
     try:
-        with drawn_from(seed), torch.device("meta"):
+        with untouched_generators(), drawn_from(seed), torch.device("meta"):
             model = task.model()
             fields = sample_fields(dataset, seed)
             batch = {

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from hotloop.train.blocks import has_batch_norm, recompute_activations, repeated
 from hotloop.train.compiler import Compiled
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
 from hotloop.train.optimizer import make_optimizer
+from hotloop.train.outline import is_outline, outline
 from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.preparation import Prepare, PreparedBeside, prepares_in_step
@@ -88,7 +90,8 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     task = load_task(job)
     datasets = _datasets(job, task, world)
     train, settings = datasets[0]
-    model = _make_model(job, task, len(train), world.data_size)
+    make = partial(_make_model, job, samples=len(train), ranks=world.data_size)
+    model = _outline(job, task, make, world) or make(task)
     flops = flops_per_sample(task, train, job.seed)
     job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
     device = torch.device(job.device)
@@ -100,10 +103,11 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
             weight.data = weight.data.contiguous()
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     else:
+        model = make(task) if is_outline(model) else model
         _place(job, model)
     # After the model: whether it keeps its arrays on the GPU depends on the room that is left there.
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
-    model = spread(model, world, job)
+    model = spread(model, world, job, partial(make, task))
     if world.data_rank:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
     preparation = _preparation(job, task, source, notify) if prepares_in_step(task) else None
@@ -137,6 +141,17 @@ def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderS
         size = min(int(job.data.val_batch_size), len(val))
         datasets.append((val, LoaderSettings(size, job.seed, False, False, on_damaged_val, *part)))
     return datasets
+
+
+def _outline(job: Job, task: Task, make: Callable[[Task], nn.Module], world: World) -> nn.Module | None:
+    """A model without numbers, where weights are divided, or may be: eight of them, whole, are too many for a host.
+
+    Layers are divided by the model's own method, which may compute with the numbers.
+    """
+    if world.size == 1 or job.parallel not in ("auto", "fsdp"):
+        return None
+    found = outline(task, make)
+    return None if world.any(found is None) else found
 
 
 def _make_model(job: Job, task: Task, samples: int, ranks: int) -> nn.Module:

@@ -77,6 +77,16 @@ def restore_random_state(state: Tensor) -> None:
 
 
 @contextmanager
+def untouched_generators() -> Iterator[None]:
+    """Let what is drawn in this block leave no trace after it, in any of `generators()`."""
+    states = generators()
+    try:
+        yield
+    finally:
+        restore_generators(states)
+
+
+@contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
     """Let torch's CPU random numbers in this block depend on `seed` alone, and leave no trace after it."""
     before = torch.get_rng_state()

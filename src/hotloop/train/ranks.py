@@ -16,6 +16,7 @@ from hotloop.core.job import Job
 from hotloop.train.communication import Communication
 from hotloop.train.early_update import EarlyUpdate
 from hotloop.train.gathered import Gathered
+from hotloop.train.outline import fill, is_outline
 from hotloop.train.pieces import no_room
 from hotloop.train.sharded import Types, divide, is_sharded, mesh_of
 from hotloop.train.step_settings import StepSettings
@@ -347,11 +348,13 @@ def keeps_statistics_alone(model: nn.Module) -> bool:
     return bool(owners) and all(type(one).__module__ == _BatchNorm.__module__ for one in owners)
 
 
-def spread(model: nn.Module, world: World, job: Job) -> nn.Module:
+def spread(model: nn.Module, world: World, job: Job, make: Callable[[], nn.Module]) -> nn.Module:
     """The model for several ranks, as a job's `parallel` says.
 
     Args:
-        model: on the host if it is to be divided: each of its blocks goes to the device as a whole for a moment only.
+        model: on the host if it is to be divided, or an outline: each of its blocks, or its tensors, goes to the device
+            as a whole for a moment only.
+        make: makes the model of an outline, with its numbers.
     """
     if world.size == 1:
         return model
@@ -360,6 +363,8 @@ def spread(model: nn.Module, world: World, job: Job) -> nn.Module:
         mesh = mesh_of(world, job.device)
         types = Types(torch.bfloat16 if job.precision in ("bf16", "float8") else None, job.ranks.gradients == "bf16")
         divide(model, mesh, types if "fsdp" in how else None, layers=how in TENSOR)
+        if is_outline(model):
+            fill(model, make() if world.first else None, job.device)
         return model.to(job.device)
     on_gpu = next(model.parameters()).is_cuda
     return Copies(model, device_ids=[world.local_rank] if on_gpu else None, gradient_as_bucket_view=True)

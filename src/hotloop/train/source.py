@@ -169,6 +169,10 @@ class Batches(Protocol):
     def workers(self) -> int:
         """Processes that fill them."""
 
+    @property
+    def under_way(self) -> int:
+        """Batches that are filled ahead, and the one that is read."""
+
     def __len__(self) -> int:
         """Batches an epoch."""
 
@@ -199,7 +203,7 @@ class LoaderSource:
         self._device = device
         self._numbers = numbers
         self._decoding = decoding
-        self._split = Split(loader.settings.part_size, loader.workers)
+        self._split = Split(loader.settings.part_size, loader.workers, loader.under_way)
         self._table: tuple[int, np.ndarray] = (-1, np.zeros((0, 0)))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -251,7 +255,8 @@ class LoaderSource:
             behind = now - asked if _is_out_of_work(trained) else 0.0
             ahead = sending
             self.damages.update(sending.damages)
-            self.stages = self.stages.plus(replace(took, late=late, behind=behind))
+            took = replace(took, late=late, behind=behind)
+            self.stages = self.stages.plus(took)
             if self._decoding:
                 self._split.saw(now - started, took)
             started = now

@@ -1,13 +1,17 @@
 """How a batch's images are divided between the workers and a decoder of the device."""
 
+from collections import deque
 from statistics import median
 
 from hotloop.data.stages import Stages
 
-_BATCHES = 4
-"""Over which is measured; as many again go by until a change is seen, as those are under way."""
-_LOAD = 0.9
+_LOAD = 0.8
 """Share of the time that workers may be at work, so that one image that takes longer does not make them late."""
+_LONGER = 1.02
+"""A step becomes so much longer at most from one division to the next: what ranks wait for the latest of them is not
+time that this one's workers have."""
+_STEPS = 16
+"""Over which its length is measured: three or four come at once after a pause."""
 
 
 class Split:
@@ -18,29 +22,35 @@ class Split:
 
     Args:
         workers: that prepare a batch's samples side by side.
+        under_way: batches that go by until a change of `count` is seen; as many again are measured over.
 
     Attributes:
         count: images of a batch that the decoder takes; a quarter of them at first.
     """
 
-    def __init__(self, batch_size: int, workers: int) -> None:
+    def __init__(self, batch_size: int, workers: int, under_way: int) -> None:
         self.count = batch_size // 4
         self._batch_size = batch_size
         self._workers = workers
-        self._seen: list[tuple[float, float, float, float]] = []
+        self._under_way = under_way
+        self._seen: list[tuple[float, float, float]] = []
         self._image, self._decoder = 0.0, 0.0
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._step = 0.0
 
     def saw(self, seconds: float, took: Stages) -> None:
         """A batch is there.
 
         Args:
             seconds: since the one before was.
-            took: what its way took.
+            took: what its way took; `late` if the device was out of work meanwhile.
         """
-        self._seen.append((seconds - took.late, took.reading, took.working, took.decoding))
-        if len(self._seen) < 2 * _BATCHES:
+        if not took.late:
+            self._steps.append(seconds)
+        self._seen.append((took.reading, took.working, took.decoding))
+        if len(self._seen) < 2 * self._under_way:
             return
-        needed, reading, working, decoding = (median(each) for each in zip(*self._seen[_BATCHES:], strict=True))
+        reading, working, decoding = (median(each) for each in zip(*self._seen[self._under_way :], strict=True))
         self._seen.clear()
         kept = self._batch_size - self.count
         read = reading / self._workers
@@ -48,7 +58,9 @@ class Split:
             self._image = (working - reading) / self._workers / kept
         if self.count:
             self._decoder = decoding / self.count
+        if self._steps:
+            self._step = min(median(self._steps), _LONGER * self._step or float("inf"))
         # What workers read and decode, `read` + kept * `_image`, is done in time; or when the decoder has the rest.
-        in_time = (_LOAD * needed - read) / self._image
+        in_time = (_LOAD * self._step - read) / self._image
         together = (self._batch_size * self._decoder - read) / (self._image + self._decoder)
         self.count = self._batch_size - min(self._batch_size, max(0, round(max(in_time, together))))
