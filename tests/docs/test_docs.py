@@ -91,8 +91,11 @@ def test_the_slow_script_is_profiled_as_the_page_says(tmp_path: Path) -> None:
     out = call(sys.executable, "-m", "hotloop", "profile", "--steps", "20", "--", sys.executable, script, cwd=tmp_path)
     page = (REPOSITORY / "docs/profile.md").read_text()
     line = re.findall(r"at examples/slow_loading.py:(\d+)", page)[0]
-    fix = re.findall(r"fix: (.*)", page)[0]
-    for expected in ("input-bound: ", f"fix: {fix}", f"at {script}:{line}", "cached batch"):
+    fix = re.findall(r"fix: num_workers=\d+(.*)", page)[0]
+    assert re.search(
+        rf"fix: num_workers=\d+{re.escape(fix)}\n", out
+    )  # a busy machine computes longer, which fewer keep up with
+    for expected in ("input-bound: ", f"at {script}:{line}", "cached batch"):
         assert expected in out
     profile = str(tmp_path / "profiles/slow_loading-1/profile.json")
     compared = call(sys.executable, "-m", "hotloop", "profile", "compare", profile, profile)

@@ -465,19 +465,20 @@ def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path, 
 
 
 @pytest.mark.parametrize(("parallel", "makers"), [("fsdp", ["made-by-0"]), ("auto", ["made-by-0", "made-by-1"])])
-def test_a_model_whose_weights_are_divided_is_made_whole_by_one(
+def test_a_model_that_is_divided_is_made_whole_by_one(
     hotloop: Command, job: Path, parallel: str, makers: list[str]
 ) -> None:
-    options = ["--set", "model.name=tiny:signed", "--set", f"parallel={parallel}", "--set", "train.epochs=1"]
-    hotloop("train", "job.toml", *TWO, *options, expect=0)
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Signed'\n"))
+    hotloop("train", "job.toml", *TWO, "--set", "model.name=line", "--set", f"parallel={parallel}", expect=0)
     assert sorted(file.name for file in job.parent.glob("made-by-*")) == makers
 
 
 @pytest.mark.slow
-def test_the_one_that_fails_to_make_it_is_not_waited_for(hotloop: Command, job: Path) -> None:
-    options = ["--set", "model.name=tiny:signed", "--set", "model.arguments.refuses=true", "--set", "parallel=fsdp"]
-    done = hotloop("train", "job.toml", *TWO, *options, expect=1)
-    assert done.err.count("no numbers for this one") >= 1
+def test_the_one_that_cannot_make_it_is_not_waited_for(hotloop: Command, job: Path) -> None:
+    arguments = "[task]\nname = 'tiny:Signed'\narguments = {refuses = true}\n"
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", arguments))
+    options = ["--set", "model.name=line", "--set", "parallel=fsdp"]
+    assert "no numbers for this one" in hotloop("train", "job.toml", *TWO, *options, expect=1).err
 
 
 @pytest.mark.slow

@@ -84,16 +84,6 @@ def turned(num_classes: int = 2) -> nn.Module:
     return model
 
 
-def signed(num_classes: int = 2, refuses: bool = False) -> nn.Module:
-    """Each rank that makes it with numbers leaves a file; or does not make it."""
-    model = perceptron(num_classes)
-    if not next(model.parameters()).is_meta:
-        if refuses:
-            raise RuntimeError("no numbers for this one")
-        Path(f"made-by-{os.environ['RANK']}").touch()
-    return model
-
-
 class Sometimes(nn.Module):
     """From its fourth step on a layer is left out."""
 
@@ -173,6 +163,24 @@ class Replicated(Regression):
 
     def model(self) -> nn.Module:
         return nn.DataParallel(nn.Linear(1, 1))
+
+
+class Signed(Regression):
+    """Each rank that makes its model with numbers leaves a file; or does not make it."""
+
+    model_on_meta = True
+
+    def __init__(self, job: hotloop.Job, refuses: bool = False, **options: Any) -> None:
+        super().__init__(job, **options)
+        self.refuses = refuses
+
+    def model(self) -> nn.Module:
+        model = nn.Linear(1, 1)
+        if not model.weight.is_meta:
+            if self.refuses:
+                raise RuntimeError("no numbers for this one")
+            Path(f"made-by-{os.environ['RANK']}").touch()
+        return model
 
 
 class VectorLoss(Regression):

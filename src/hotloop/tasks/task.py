@@ -59,6 +59,8 @@ class Task(ABC):
             a CUDA graph with the rest of the step.
         prepare_is_apart: it is pure, reads nothing but the batch, and makes tensors of a row a sample: ranks may run it
             while the step before ends.
+        model_on_meta: under `torch.device("meta")` `model()` makes the same model without numbers, and nothing else
+            keeps a part of it: of ranks that divide it the first alone makes it whole, in its host's memory.
         random_numbers: how many random numbers `prepare` needs for each sample, in `batch["random"]`, float32 (B, n), 0
             to 1. They depend on seed, epoch and sample alone; drawing from them is pure.
         tokens_per_sample: for speed in tokens/s; 0 if samples are not made of tokens.
@@ -66,6 +68,7 @@ class Task(ABC):
 
     prepare_is_pure: bool = False
     prepare_is_apart: bool = False
+    model_on_meta: bool = False
     random_numbers: int = 0
     tokens_per_sample: int = 0
 

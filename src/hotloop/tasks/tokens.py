@@ -31,6 +31,7 @@ class LanguageModelling(Task):
         assert isinstance(job.task, TokensTask)
         self.settings = job.task
         self.tokens_per_sample = job.task.context
+        self.model_on_meta = job.model.name in SHAPES
         self._takes_targets = True
 
     def data(self, split: Split) -> Dataset | None:

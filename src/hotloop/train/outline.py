@@ -1,8 +1,5 @@
 """Models that are divided before they have numbers: the first rank alone makes them whole, in its host's memory."""
 
-import copy
-import gc
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -10,33 +7,20 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hotloop.core.errors import InputError
 from hotloop.tasks.task import Task
 from hotloop.train.random_state import untouched_generators
 
 
-def outline(task: Task, make: Callable[[Task], nn.Module]) -> nn.Module | None:
-    """A task's model without numbers, on torch's "meta" device; None if it cannot be made so.
-
-    Nothing is drawn from random numbers. What the task keeps of it, it keeps.
-
-    Args:
-        make: makes the model of the task that it is given.
-    """
-    trial, before = copy.copy(task), _without_numbers()
-    try:
-        with untouched_generators(), torch.device("meta"):
-            model = make(trial)
-    except Exception:  # one that computes with numbers; what is wrong with it is said when it is made with them
-        return None
-    if not _without_numbers() <= before | {id(tensor) for _, tensor in _named_tensors(model)}:  # it keeps others aside
-        return None
-    vars(task).update(vars(trial))
-    return model
+def outline(task: Task) -> nn.Module:
+    """The model of a task that says `model_on_meta`, without numbers. Draws nothing from random numbers."""
+    with untouched_generators(), torch.device("meta"):
+        return task.model()
 
 
 def is_outline(model: nn.Module) -> bool:
     """Whether it has no numbers yet."""
-    return any(parameter.is_meta for parameter in model.parameters())
+    return any(tensor.is_meta for _, tensor in _named_tensors(model))
 
 
 def fill(model: nn.Module, whole: nn.Module | None, device: str) -> None:
@@ -46,9 +30,18 @@ def fill(model: nn.Module, whole: nn.Module | None, device: str) -> None:
 
     Args:
         whole: the same model, not divided, on the first rank; None on the others.
+
+    Raises:
+        InputError: it is another one.
     """
     given = dict(_named_tensors(whole)) if whole else {}
     names = {tensor: name for name, tensor in _named_tensors(model)}
+    if whole and _facts(given) != _facts({name: own for own, name in names.items()}):
+        raise InputError(
+            f"{type(whole).__name__} has other weights or buffers on torch's meta device",
+            "its task says model_on_meta, and each rank's part would be of another model",
+            "model_on_meta = False in the task",
+        )
     filled = {own: _received(own, given.get(name), device) for own, name in names.items()}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -60,7 +53,7 @@ def _received(own: Tensor, given: Tensor | None, device: str) -> Any:
     full = torch.empty(own.shape, dtype=own.dtype, device=device)
     if given is not None:
         full.copy_(given.detach())
-    distributed.broadcast(full, src=0)
+    distributed.broadcast(full.view(-1).view(torch.uint8), src=0)  # gloo sends no int16
     if isinstance(own, DTensor):
         full = distribute_tensor(full, own.device_mesh, own.placements, src_data_rank=None)
     return nn.Parameter(full, own.requires_grad) if isinstance(own, nn.Parameter) else full
@@ -70,7 +63,5 @@ def _named_tensors(model: nn.Module) -> chain[tuple[str, Tensor]]:
     return chain(model.named_parameters(), model.named_buffers())
 
 
-def _without_numbers() -> set[int]:
-    """All tensors that have none, wherever they are kept. Takes 0.2 s."""
-    gc.collect()
-    return {id(each) for each in gc.get_objects() if issubclass(type(each), Tensor) and each.is_meta}
+def _facts(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

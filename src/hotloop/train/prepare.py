@@ -22,7 +22,7 @@ from hotloop.train.blocks import has_batch_norm, recompute_activations, repeated
 from hotloop.train.compiler import Compiled
 from hotloop.train.flops import Arithmetic, flops_per_sample, matrix_rate
 from hotloop.train.optimizer import make_optimizer
-from hotloop.train.outline import is_outline, outline
+from hotloop.train.outline import outline
 from hotloop.train.padding import VALID
 from hotloop.train.precision import keep_in_fp32, use_float8
 from hotloop.train.preparation import Prepare, PreparedBeside, prepares_in_step
@@ -90,8 +90,9 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     task = load_task(job)
     datasets = _datasets(job, task, world)
     train, settings = datasets[0]
-    make = partial(_make_model, job, samples=len(train), ranks=world.data_size)
-    model = _outline(job, task, make, world) or make(task)
+    make = partial(_make_model, job, task, len(train), world.data_size)
+    outlined = task.model_on_meta and world.size > 1 and job.parallel in ("auto", *DIVIDED)
+    model = make(outline(task) if outlined else task.model())
     flops = flops_per_sample(task, train, job.seed)
     job, more = choose_compile(job, count_steps(job, len(train)), flops * job.data.batch_size * job.train.accumulate)
     device = torch.device(job.device)
@@ -103,12 +104,13 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
             weight.data = weight.data.contiguous()
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     else:
-        model = make(task) if is_outline(model) else model
+        model = make(task.model()) if outlined else model
+        outlined = False
         _place(job, model)
     # After the model: whether it keeps its arrays on the GPU depends on the room that is left there.
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
-    model = spread(model, world, job, partial(make, task))
-    if world.data_rank:  # what each rank draws from here on, dropout say, is its own
+    model = spread(model, world, job, lambda: make(task.model()))
+    if world.data_rank or outlined:  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
     preparation = _preparation(job, task, source, notify) if prepares_in_step(task) else None
     apart = preparation if _prepares_beside(job, task, world) else None
@@ -143,19 +145,8 @@ def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderS
     return datasets
 
 
-def _outline(job: Job, task: Task, make: Callable[[Task], nn.Module], world: World) -> nn.Module | None:
-    """A model without numbers, where weights are divided, or may be: eight of them, whole, are too many for a host.
-
-    Layers are divided by the model's own method, which may compute with the numbers.
-    """
-    if world.size == 1 or job.parallel not in ("auto", "fsdp"):
-        return None
-    found = outline(task, make)
-    return None if world.any(found is None) else found
-
-
-def _make_model(job: Job, task: Task, samples: int, ranks: int) -> nn.Module:
-    model = task.model()
+def _make_model(job: Job, task: Task, samples: int, ranks: int, model: nn.Module) -> nn.Module:
+    """What the job makes of a task's model."""
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise InputError(
             "the task's model is a torch.nn.DataParallel",

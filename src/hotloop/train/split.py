@@ -7,9 +7,9 @@ from hotloop.data.stages import Stages
 
 _LOAD = 0.8
 """Share of the time that workers may be at work, so that one image that takes longer does not make them late."""
-_LONGER = 1.02
-"""A step becomes so much longer at most from one division to the next: what ranks wait for the latest of them is not
-time that this one's workers have."""
+_LONGER = 0.05
+"""Of a step: it becomes so much longer at most from one division to the next. What ranks wait for the latest of them is
+not time that this one's workers have."""
 _STEPS = 16
 """Over which its length is measured: three or four come at once after a pause."""
 
@@ -36,7 +36,7 @@ class Split:
         self._seen: list[tuple[float, float, float]] = []
         self._image, self._decoder = 0.0, 0.0
         self._steps: deque[float] = deque(maxlen=_STEPS)
-        self._step = 0.0
+        self._step = float("inf")
 
     def saw(self, seconds: float, took: Stages) -> None:
         """A batch is there.
@@ -45,8 +45,7 @@ class Split:
             seconds: since the one before was.
             took: what its way took; `late` if the device was out of work meanwhile.
         """
-        if not took.late:
-            self._steps.append(seconds)
+        self._steps.append(seconds - took.late)
         self._seen.append((took.reading, took.working, took.decoding))
         if len(self._seen) < 2 * self._under_way:
             return
@@ -58,8 +57,8 @@ class Split:
             self._image = (working - reading) / self._workers / kept
         if self.count:
             self._decoder = decoding / self.count
-        if self._steps:
-            self._step = min(median(self._steps), _LONGER * self._step or float("inf"))
+        step = median(self._steps)
+        self._step = min(step, self._step + _LONGER * step)
         # What workers read and decode, `read` + kept * `_image`, is done in time; or when the decoder has the rest.
         in_time = (_LOAD * self._step - read) / self._image
         together = (self._batch_size * self._decoder - read) / (self._image + self._decoder)
