@@ -94,14 +94,22 @@ def test_ranks_that_wait_for_each_other_do_not_take_that_for_time_of_their_own(s
     assert four > 0.92
 
 
-def test_a_step_that_becomes_longer_gives_workers_more() -> None:
-    split, counts = Split(256, WORKERS, 1), []
-    for step in [0.020] * 100 + [0.030] * 200:
-        working, decoding = (256 - split.count) / 6600, split.count / 12000
-        split.saw(max(step, working), Stages(max(0, working - step), working=WORKERS * working, decoding=decoding))
+@pytest.mark.parametrize(
+    ("workers", "before", "after"), [(6600, 0.020, 0.030), (2000, 0.090, 0.030), (3000, 0.060, 0.015)]
+)
+@pytest.mark.parametrize("under_way", [1, 4, 9])
+def test_another_step_is_followed(workers: float, before: float, after: float, under_way: int) -> None:
+    split = Split(256, WORKERS, under_way)
+    counts, times = [split.count] * under_way, []
+    for step in [before] * 200 + [after] * 800:
+        working, decoding = (256 - counts[-under_way]) / workers, counts[-under_way] / 12000
+        late = max(0.0, working - step)
+        times.append(max(step, working, decoding))
+        split.saw(times[-1], Stages(late=late, working=WORKERS * working, decoding=decoding))
         counts.append(split.count)
-    assert counts[99] == pytest.approx(256 - 0.8 * 0.020 * 6600, abs=2)
-    assert counts[-1] == pytest.approx(256 - 0.8 * 0.030 * 6600, abs=2)
+    assert mean(times[-200:]) <= 1.03 * max(after, 256 / (workers + 12000))
+    together = round(256 * 12000 / (workers + 12000))
+    assert mean(counts[-200:]) == pytest.approx(min(together, 256 - 0.8 * after * workers), abs=6)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
