@@ -98,19 +98,19 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     device = torch.device(job.device)
     job, last = choose_parallel(job, model, world)
     job, saves = choose_background(job, model, machine, world)
-    if job.parallel in DIVIDED and world.size > 1:
+    divided = world.size > 1 and job.parallel in DIVIDED
+    if divided:
         check_shardable(job)
         for weight in model.parameters():  # those without gaps only can be divided
             weight.data = weight.data.contiguous()
         job = job.model_copy(update={"speed": job.speed.model_copy(update={"channels_last": False})})
     else:
         model = make(task.model()) if outlined else model
-        outlined = False
         _place(job, model)
     # After the model: whether it keeps its arrays on the GPU depends on the room that is left there.
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
     model = spread(model, world, job, lambda: make(task.model()))
-    if world.data_rank or outlined:  # what each rank draws from here on, dropout say, is its own
+    if world.data_rank or (outlined and divided):  # what each rank draws from here on, dropout say, is its own
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
     preparation = _preparation(job, task, source, notify) if prepares_in_step(task) else None
     apart = preparation if _prepares_beside(job, task, world) else None
