@@ -417,6 +417,16 @@ def test_a_save_in_the_background_costs_what_the_training_waits_for_it() -> None
     assert saves.due(3, finished_epochs=3)
 
 
+def test_a_save_that_waits_for_the_one_before_is_told_once() -> None:
+    for every, told in ((Interval(3, "steps"), True), ("auto", False)):
+        saves = SaveSchedule(every, 0, Clock())
+        saves.saved(0.1, 40.0)
+        assert saves.late(0.5) == ""
+        said = saves.late(13.0)
+        assert ("waited 13.0 s until the checkpoint before was written, which took 40.0 s" in said) == told
+        assert saves.late(13.0) == ""
+
+
 @dataclass(frozen=True)
 class BesideAnother(World):
     """The first of two ranks; the other one cannot read its files."""

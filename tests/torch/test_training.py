@@ -24,6 +24,7 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
+from hotloop.train.checkpoint import saving
 from hotloop.train.checkpoint.checkpointer import Checkpointer, load_checkpoint
 from hotloop.train.checkpoint.staging import Staged
 from hotloop.train.host_memory import HostMemory
@@ -565,6 +566,22 @@ def test_a_validation_batch_that_does_not_fit_is_looked_at_in_pieces(
     assert result.metrics == pytest.approx(whole.metrics, rel=1e-5)
     warnings = [event.text for event in told.of(Warned)]
     assert warnings == [f"out of memory in validation; each batch is now looked at in {n} pieces" for n in (2, 4)]
+
+
+def test_checkpoints_closer_together_than_they_take_are_told_once(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[Path, float] = {}
+
+    def slow(saved: saving.Saved) -> bool:
+        return time.monotonic() > asked.setdefault(saved.path, time.monotonic()) + 1.1
+
+    monkeypatch.setattr(saving.Saved, "done", slow)
+    told = Told()
+    run(small(make_images(), tmp_path / "run", train__epochs=1, checkpoint__every="1 steps"), told)
+    said = [event.text for event in told.of(Warned) if "until the checkpoint before was written" in event.text]
+    assert len(said) == 1
+    assert "longer than from one to the next" in said[0]
 
 
 def test_layers_that_a_task_froze_stay_frozen_through_validation(make_images: Make, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from hotloop.core.history import History
 from hotloop.core.job import Job
 from hotloop.core.process import most_resident_bytes
 from hotloop.core.run import Run
-from hotloop.core.units import count, escaped
 from hotloop.tasks.task import Example, Task
 from hotloop.train.agreement import Agreement, Wishes
 from hotloop.train.checkpoint.checkpointer import Checkpointer, newest_path
@@ -27,6 +26,7 @@ from hotloop.train.checkpoint.copies import Copies
 from hotloop.train.checkpoint.parts import State
 from hotloop.train.checkpoint.saving import Saving
 from hotloop.train.checkpoint.schedule import SaveSchedule
+from hotloop.train.damages import Damages
 from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic, matrix_rate
 from hotloop.train.heartbeat import PATIENCE_SECONDS, Heart
@@ -144,7 +144,7 @@ class Loop:
         self._unlogged = Span()
         self._logged = 0.0
         self._since_log = Span()
-        self._damages_told = 0
+        self._damages = Damages([each for each in (parts.train, parts.val) if each], parts.world, parts.observer.warn)
         self._leaks = LeakDetector(parts.observer.warn)
         self.memory = MemoryMarks(self._device)
         self.memory.mark("ready")
@@ -328,7 +328,7 @@ class Loop:
             )
         )
         self._since_log = Span()
-        self._tell_damages()
+        self._damages.tell()
 
     def _look_at_memory(self) -> None:
         if self._device.type == "cuda":
@@ -343,10 +343,10 @@ class Loop:
         self.progress = replace(self.progress, metrics={**metrics, "train_loss": self.progress.current.mean_loss})
         due = self._world.first and self._save_is_due(self.progress.epoch + 1)
         # The GPUs wait meanwhile: one message, where gathering takes two of 1 ms each.
-        save, damaged = self._world.any_of([due, not self._damages().keys() <= self.progress.damages.keys()])
+        save, damaged = self._world.any_of([due, not self._damages.met().keys() <= self.progress.damages.keys()])
         if damaged:
             self._note_damages()
-        self._tell_damages()
+        self._damages.tell()
         self._parts.observer.on(Validated(self.progress, metrics, time.perf_counter() - started))
         self._meter.start()  # a validation is no training
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, batch=0, current=Span())
@@ -381,7 +381,7 @@ class Loop:
         busy = self._saving is not None and self._saves.by_clock
         return not busy and self._saves.due(self.progress.step, finished_epochs)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
         """Begin a checkpoint of this position, unless there is one. Weights that are not finite never become one."""
         if self._saved == self.progress.position:
             return
@@ -390,6 +390,8 @@ class Loop:
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         self._wait_together(self._has_saved)
         self._end_saving()
+        if self._world.first and not last and (late := self._saves.late(time.perf_counter() - started)):
+            self._parts.observer.warn(late)
         self._slow_ranks.compare()
         self._note_damages()
         check_finite(list(self._parts.step.model.parameters()), self.progress.step, self._world.where)
@@ -407,7 +409,7 @@ class Loop:
 
     def _save_and_wait(self) -> None:
         """The checkpoint that a run ends with."""
-        self._save()
+        self._save(last=True)
         self._parts.heart.enter("saving")
         self._wait_together(self._has_saved)
         self._end_saving()
@@ -457,22 +459,8 @@ class Loop:
                 with self._parts.heart.working():  # files are copied where they cannot be linked
                     self._parts.copies.begin(path)
 
-    def _damages(self) -> dict[str, str]:
-        """What this rank has met since it started: files and reasons."""
-        sources = (self._parts.train, self._parts.val)
-        return {name: reason for source in sources if source for name, reason in source.damages.items()}
-
     def _note_damages(self) -> None:
-        met = {name: reason for part in self._world.gathered(self._damages()) for name, reason in part.items()}
-        self.progress = replace(self.progress, damages={**self.progress.damages, **met})
-
-    def _tell_damages(self) -> None:
-        """At the first, and when they have more than doubled: a class that is gone must not wait for the run's end."""
-        met = list(self._damages().items())
-        if len(met) > 2 * self._damages_told:
-            self._damages_told = len(met)
-            name, reason = met[-1]
-            self._parts.observer.warn(f"{count(len(met), 'damaged file')} since this start; {escaped(name)}: {reason}")
+        self.progress = replace(self.progress, damages={**self.progress.damages, **self._damages.met_by_all()})
 
     def _state(self) -> State:
         """What a checkpoint holds; all ranks have to ask for it."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from hotloop.core.save_interval import young_interval
-from hotloop.core.units import Interval
+from hotloop.core.units import Interval, format_seconds
 
 
 class SaveSchedule:
@@ -22,6 +22,8 @@ class SaveSchedule:
 
     _FIRST_SAVE_SECONDS = 1.0
     """What a save is taken to cost before there was one."""
+    _TOLD_SECONDS = 1.0
+    """Of waiting."""
 
     def __init__(
         self, every: Interval | str, interruption_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -32,6 +34,7 @@ class SaveSchedule:
         self._last = clock()
         self._stalled_seconds = 0.0
         self._save_seconds = 0.0
+        self._told = False
 
     @property
     def by_clock(self) -> bool:
@@ -73,3 +76,18 @@ class SaveSchedule:
         """A save has just been done: the training has waited so long for it, and until it was whole it took longer."""
         self._last = self._clock() - (seconds - stalled_seconds)
         self._stalled_seconds, self._save_seconds = stalled_seconds, seconds
+
+    def late(self, waited_seconds: float) -> str:
+        """What to say, once, of a save that came before the last one was whole; empty if there is nothing to say.
+
+        Args:
+            waited_seconds: for which the training has waited for that one.
+        """
+        if self._told or waited_seconds < self._TOLD_SECONDS or not isinstance(self._every, Interval):
+            return ""
+        self._told = True
+        return (
+            f"the training waited {format_seconds(waited_seconds)} until the checkpoint before was written, which took "
+            f"{format_seconds(self._save_seconds)}: longer than from one to the next "
+            '(checkpoint.every = "auto" begins none before the last is whole)'
+        )
