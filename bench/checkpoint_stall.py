@@ -123,12 +123,14 @@ def main() -> None:
         "--layers", type=int, default=32, help="of 32: 16 on two GPUs are as much for each as 32 on four"
     )
     parser.add_argument(
-        "--every", type=int, default=80, help="steps between saves; they must take longer than one takes to be written"
+        "--every",
+        type=int,
+        help="steps between saves, 80 of 32 layers; they must take longer than one takes to be written",
     )
     parser.add_argument("--folder", type=Path, help="where the run is; it does not stay")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    sizes = Sizes(arguments.device, arguments.layers, arguments.every)
+    sizes = Sizes(arguments.device, arguments.layers, arguments.every or 80 * 32 // arguments.layers)
     room, needed = disk_usage(arguments.folder or gettempdir()).free, 2 * _CHECKPOINT_BYTES * sizes.layers // 32
     if sizes.device == "cuda" and room < needed:
         parser.error(f"--folder has room for {room / 1e9:.0f} GB, and two checkpoints take {needed / 1e9:.0f}")
