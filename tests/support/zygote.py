@@ -29,7 +29,8 @@ def main() -> None:
 
     without_tensorflow()
     for name in _IMPORTED:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # of an extra that is not installed
+            importlib.import_module(name)
     gc.freeze()  # else each child copies all of that memory only to free it when it ends: 2 s
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
