@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ports import free_port
+from ports import free_ports
 
 SUPPORT = Path(__file__).parent
 _MARK = "HOTLOOP_TEST_RAY"
@@ -38,12 +38,14 @@ class Cluster:
     Attributes:
         address: of its own port.
         web: of its dashboard.
+        ports: all different: Ray starts with no two that are the same.
     """
 
     folder: Path
     address: str
     web: str
     mark: str
+    ports: Iterator[int]
     daemons: "dict[str, subprocess.Popen[str]]" = field(default_factory=dict)
 
     def start(self, name: str, *options: str) -> None:
@@ -56,7 +58,7 @@ class Cluster:
             "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
         }  # fmt: skip
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0", *options,
-                   "--object-store-memory=80000000", f"--dashboard-agent-listen-port={free_port()}"]  # fmt: skip
+                   "--object-store-memory=80000000", f"--dashboard-agent-listen-port={next(self.ports)}"]  # fmt: skip
         with (self.folder / f"{name}.log").open("w") as log:
             self.daemons[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
@@ -142,12 +144,13 @@ for node in {worker.node_id for worker in workers}:
 def ray_cluster() -> Iterator[Cluster]:
     """A head and the node "first"; nothing of it is left at the end."""
     with tempfile.TemporaryDirectory(prefix="hl-ray-") as name, ExitStack() as stack:  # sockets need short paths
-        port, web = free_port(), free_port()
-        cluster = Cluster(Path(name), f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", uuid.uuid4().hex)
+        ports = iter(free_ports(20))
+        port, web = next(ports), next(ports)
+        cluster = Cluster(Path(name), f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", uuid.uuid4().hex, ports)
         stack.callback(_end, cluster)
         cluster.start(
             "head", "--head", f"--port={port}", "--num-cpus=0", f"--temp-dir={name}", "--include-dashboard=true",
-            "--dashboard-host=127.0.0.1", f"--dashboard-port={web}", f"--ray-client-server-port={free_port()}",
+            "--dashboard-host=127.0.0.1", f"--dashboard-port={web}", f"--ray-client-server-port={next(ports)}",
         )  # fmt: skip
         wait_until(lambda: cluster.says("head", "Ray runtime started"), "head of Ray")
         cluster.add_node("first")

@@ -12,7 +12,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import object_store
 import pytest
@@ -346,24 +346,57 @@ def test_a_store_that_ignores_the_key_is_refused_before_anything_is_trained(
         assert "X-Amz-" not in "".join(traceback.format_exception(refused.value)), "a signed address is a right to read"
 
 
+class Forgetting(Ignoring):
+    """A store that keeps the key's promise at the start, and not later."""
+
+    removed: ClassVar[list[bytes]] = []
+    taken: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        right = {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": KEY}
+        self._answer(200, b"", right if ".hotloop-" in self.path else {})
+
+    def do_PUT(self) -> None:
+        self.taken.append(self.path)
+        super().do_PUT()
+
+    def do_POST(self) -> None:
+        self.removed.append(self.rfile.read(int(self.headers["Content-Length"])))
+        del self.headers["Content-Length"]
+        self._answer(200, b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>")
+
+
+def test_nothing_goes_to_a_store_that_has_not_encrypted(
+    here: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Though the training has not heard of it: the next checkpoint waits to be sent by then."""
+    raw = {"data": {"train": "x"}, "model": {"name": "m"}, "checkpoint": {"copy_to": "s3://b/models"}}
+    job = parse_job({**raw, "storage": {"kms_key": KEY}}, "job")
+    names = [f"epoch-000{number}-step-0000000{number}" for number in (1, 2)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.pt").write_bytes(b"weights")
+    taken: list[str] = []
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with http_server(type("Store", (Forgetting,), {"removed": [], "taken": taken})) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        open_store.cache_clear()
+        copies = Copies(job.checkpoint, job.storage, "mine")
+        for name in names:
+            copies.begin(tmp_path / name)
+        found = copies.finished(wait=True)
+        copies.close()
+    assert found
+    assert all(copy.refused for copy in found)
+    assert sum("/epoch-" in path for path in taken) == 1
+
+
 def test_an_object_that_the_store_has_not_encrypted_ends_the_run(
     hotloop: Command, job: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a store that keeps the key's promise at the start, and not later."""
     removed: list[bytes] = []
-
-    class Forgetting(Ignoring):
-        def do_HEAD(self) -> None:
-            right = {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": KEY}
-            self._answer(200, b"", right if ".hotloop-" in self.path else {})
-
-        def do_POST(self) -> None:
-            removed.append(self.rfile.read(int(self.headers["Content-Length"])))
-            del self.headers["Content-Length"]
-            self._answer(200, b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>")
-
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with http_server(Forgetting) as address:
+    with http_server(type("Store", (Forgetting,), {"removed": removed})) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         done = hotloop("train", "job.toml", *WITH_ARN, "--set", "data.train=images", expect=1)
     assert "the store's answer names nothing of it" in done.err

@@ -85,6 +85,7 @@ class Copies:
         self._begun: list[Future[Copy]] = []
         self._numbers = itertools.count()
         self._aside = Path()
+        self._refused: NotEncrypted | None = None
         self.positions()
         self._try()
 
@@ -272,8 +273,9 @@ class Copies:
 
     def _copied(self, folder: Path, name: str) -> Copy:
         place, started, trouble = f"{self.url}/{name}", time.perf_counter(), ""
-        refused: NotEncrypted | None = None
         try:
+            if self._refused:  # nothing more goes there, also if the training has not heard of it yet
+                raise self._refused
             if name in self._checkpoints():
                 self._remove(name)  # else its manifest would stand beside files of two
             for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):  # it says: all are there
@@ -284,11 +286,11 @@ class Copies:
         except (self._obstore.exceptions.BaseError, OSError) as error:
             trouble = reason(error)
         except NotEncrypted as error:
-            trouble, refused = error.cause, error
+            trouble, self._refused = error.cause, error
         except InputError as error:
             trouble = error.cause
         shutil.rmtree(folder, ignore_errors=True)
-        return Copy(place, time.perf_counter() - started, trouble, refused)
+        return Copy(place, time.perf_counter() - started, trouble, self._refused)
 
     def _send(self, file: Path, name: str) -> None:
         if self._key:
