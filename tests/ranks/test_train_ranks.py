@@ -375,7 +375,8 @@ def test_the_exporter_tells_which_rank_waits_for_a_slow_one(
 
 @pytest.mark.slow
 def test_a_rank_that_reads_slowly_is_named(hotloop: Command, job: Path) -> None:
-    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:SlowToRead'\n"))
+    task = "[task]\nname = 'tiny:SlowToRead'\narguments = {samples = 160}\n"  # more than is read ahead
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", task))
     options = ["--set", "model.name=line", "--set", "data.workers=1", "--set", "checkpoint.every=1 epochs"]
     done = hotloop("train", "job.toml", *TWO, *options, expect=0)
     assert done.err.count("rank 1 waits for data") == 1, done.err
