@@ -20,13 +20,14 @@ import tomli_w
 import torch
 from record import Figure, add_device, publish, record_so_far
 from torch import nn
-from training import Records, of_event, train_until
+from training import Records, of_event, processes_with, train_until
 
 from hotloop.tasks.transformers import build_decoder
 
 _FEW = 2
 _MOST_SECONDS = 200.0
 _NAME = "llama-3-8b"
+_MARK = "HOTLOOP_BENCH"
 
 
 class Sizes:
@@ -91,17 +92,13 @@ def started(sizes: Sizes, folder: Path, count: int, by_each: bool) -> tuple[floa
 
 
 def _held() -> float:
-    """Bytes that ranks hold beside files, those of this bench's own alone."""
-    mark, total = f"HOTLOOP_BENCH={os.getpid()}".encode(), 0
-    for process in Path("/proc").glob("[0-9]*"):
+    """Bytes that this bench's trainings hold beside files."""
+    total = 0
+    for process in processes_with(f"{_MARK}={os.getpid()}"):
         with suppress(OSError):
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                total += sum(
-                    1024 * int(line.split()[1])
-                    for line in (process / "status").read_text().splitlines()
-                    if line.startswith(("RssAnon", "RssShmem"))
-                )
-    return float(total)
+            lines = (process / "status").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+    return 1024.0 * total
 
 
 def main() -> None:
@@ -113,7 +110,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device, arguments.layers)
     os.environ |= {
-        "HOTLOOP_BENCH": str(os.getpid()),
+        _MARK: str(os.getpid()),
         "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}",
     }
     found: dict[str, dict[str, list[float]]] = {}

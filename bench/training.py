@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,14 @@ def of_event(records: Records, event: str) -> Records:
 
 def _end_ranks(parent: int) -> None:
     """Kill the processes that train; the one that has started them ends then."""
-    mark = f"HOTLOOP_RANKS_PARENT={parent}".encode()
+    for process in processes_with(f"HOTLOOP_RANKS_PARENT={parent}"):
+        with suppress(OSError):
+            os.kill(int(process.name), signal.SIGKILL)
+
+
+def processes_with(variable: str) -> Iterator[Path]:
+    """In /proc, those that were started with "NAME=value" in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                yield process

@@ -421,10 +421,10 @@ def test_a_save_that_waits_for_the_one_before_is_told_once() -> None:
     for every, told in ((Interval(3, "steps"), True), ("auto", False)):
         saves = SaveSchedule(every, 0, Clock())
         saves.saved(0.1, 40.0)
-        assert saves.late(0.5) == ""
-        said = saves.late(13.0)
+        assert saves.wait_warning(0.5) == ""
+        said = saves.wait_warning(13.0)
         assert ("waited 13.0 s until the checkpoint before was written, which took 40.0 s" in said) == told
-        assert saves.late(13.0) == ""
+        assert saves.wait_warning(13.0) == ""
 
 
 @dataclass(frozen=True)

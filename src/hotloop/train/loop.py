@@ -390,7 +390,7 @@ class Loop:
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         self._wait_together(self._has_saved)
         self._end_saving()
-        if self._world.first and not last and (late := self._saves.late(time.perf_counter() - started)):
+        if self._world.first and not last and (late := self._saves.wait_warning(time.perf_counter() - started)):
             self._parts.observer.warn(late)
         self._slow_ranks.compare()
         self._note_damages()

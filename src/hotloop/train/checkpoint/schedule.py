@@ -77,7 +77,7 @@ class SaveSchedule:
         self._last = self._clock() - (seconds - stalled_seconds)
         self._stalled_seconds, self._save_seconds = stalled_seconds, seconds
 
-    def late(self, waited_seconds: float) -> str:
+    def wait_warning(self, waited_seconds: float) -> str:
         """What to say, once, of a save that came before the last one was whole; empty if there is nothing to say.
 
         Args:
