@@ -112,6 +112,30 @@ def test_another_step_is_followed(workers: float, before: float, after: float, u
     assert mean(counts[-200:]) == pytest.approx(min(together, 256 - 0.8 * after * workers), abs=6)
 
 
+@pytest.mark.parametrize("batch", [4, 32, 256])
+@pytest.mark.parametrize("slow", ["decoder", "workers"])
+def test_a_side_that_was_slow_at_first_gets_images_again(slow: str, batch: int) -> None:
+    split, workers = Split(batch, WORKERS, 9), batch / 0.060
+    counts = [split.count] * 9
+    for number in range(2000):
+        count = counts.pop(0)
+        counts.append(split.count)
+        hindered = 1000 if number < 40 else 1
+        working = (batch - count) / workers * (hindered if slow == "workers" else 1)
+        decoding = count * 0.060 / batch * (hindered if slow == "decoder" else 1)
+        seconds = max(0.030, working, decoding)
+        split.saw(seconds, Stages(late=max(0.0, working - decoding), working=WORKERS * working, decoding=decoding))
+    assert seconds <= 0.046
+    assert 0 < split.count < batch
+
+
+def test_batches_of_damaged_files_alone_end_nothing() -> None:
+    split = Split(4, WORKERS, 1)
+    for _ in range(9):
+        split.saw(0.1, Stages(working=0.5, reading=0.5))
+    assert 0 <= split.count <= 4
+
+
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_small_batches_stay_within_bounds(batch: int) -> None:
     for workers, decoder in ((10, 10_000), (10_000, 10)):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hotloop.core.errors import DamagedSample, InputError, WorkerError
 from hotloop.data import pool
 from hotloop.data.dataset import Dataset, Field, read_sample
-from hotloop.data.loader import Batch, Loaders, LoaderSettings, workers_for
+from hotloop.data.loader import Batch, Loaders, LoaderSettings, batches_ahead, workers_for
 from hotloop.data.ring import Ring
 
 
@@ -121,6 +121,13 @@ def test_parts_have_the_draws_of_the_whole(workers: int) -> None:
     whole = {index: draw for batch in copies(run(Numbers(45), 0)) for index, draw in zip(*batch, strict=True)}
     parts = [batch for part in range(3) for batch in copies(run(Numbers(45), workers, part=part, parts=3))]
     assert {index: draw for batch in parts for index, draw in zip(*batch, strict=True)} == whole
+
+
+@given(st.floats(0, 2**33), st.integers(2, 8192))
+def test_more_batches_lie_ahead_of_several_processes_in_a_bound_of_memory(part_bytes: float, parts: int) -> None:
+    ahead = batches_ahead(part_bytes, parts)
+    assert batches_ahead(part_bytes, 1) <= ahead <= batches_ahead(0, parts)
+    assert ahead == batches_ahead(part_bytes, 1) or (1 + ahead) * part_bytes <= 1.5 * 2**30
 
 
 def test_damaged_samples_are_replaced_counted_and_named() -> None:

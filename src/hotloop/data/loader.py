@@ -20,9 +20,9 @@ from hotloop.data.worker import Feed
 _AHEAD = 3
 """Batches filled ahead. Three cover a slow file; more only take memory, where one process trains alone."""
 _AHEAD_OF_SEVERAL, _MEMORY = 8, 3 * 2**29
-"""Several begin each step together, and each waits for the latest: more are filled ahead if they fit in so many bytes,
-as eight of 256 photographs do that the GPU resizes to 224 pixels. Four processes, one of whose samples in ten took
-three times as long, did 2 % more steps with eight (bench/batches_ahead.py)."""
+"""Several begin each step together, and each waits for the latest: more are filled ahead if they and the one that is
+read fit in so many bytes, as those of 256 photographs do that the GPU resizes to 224 pixels. Four processes, one of
+whose samples in ten took three times as long, did 2 % more steps with eight (bench/batches_ahead.py)."""
 
 
 @dataclass(frozen=True)
@@ -266,11 +266,20 @@ class Loaders:
 
 
 def _ahead(fields: Mapping[str, Field], settings: LoaderSettings) -> int:
-    """Batches filled ahead. In validation no step waits for others."""
-    if settings.parts == 1 or not settings.shuffle:
+    size = sum(field.dtype.itemsize * math.prod(field.shape) for field in fields.values())
+    return batches_ahead(settings.part_size * size, settings.parts if settings.shuffle else 1)
+
+
+def batches_ahead(part_bytes: float, parts: int) -> int:
+    """Batches that a training's workers fill ahead.
+
+    Args:
+        part_bytes: of this process's part of a batch.
+        parts: of so many processes; in validation no step waits for others, as with one.
+    """
+    if parts == 1:
         return _AHEAD
-    batch = settings.part_size * sum(field.dtype.itemsize * math.prod(field.shape) for field in fields.values())
-    return max(_AHEAD, min(_AHEAD_OF_SEVERAL, _MEMORY // max(1, batch)))
+    return max(_AHEAD, min(_AHEAD_OF_SEVERAL, int(_MEMORY // max(1.0, part_bytes)) - 1))
 
 
 def workers_for(cpus: int, accelerated: bool) -> int:

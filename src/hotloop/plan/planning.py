@@ -15,6 +15,7 @@ from hotloop.core.own_lines import own_line
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.dataset import Dataset
 from hotloop.data.images import ImageFiles
+from hotloop.data.loader import batches_ahead
 from hotloop.doctor.expect import decode_rate
 from hotloop.plan.cards import Card, cards, table
 from hotloop.plan.footprint import Footprint, State
@@ -235,13 +236,13 @@ def _needs(job: Job, dataset: Dataset, state: State, footprint: Footprint, setup
     size = _sample_bytes(dataset) if isinstance(dataset, ImageFiles) else None
     model = state.parameter_bytes + state.saved_buffer_bytes
     checkpoint = model * (1 + (job.train.ema > 0)) + state.optimizer_bytes
-    ahead = 4 * footprint.batch_bytes / footprint.batch * job.data.batch_size
+    batch = footprint.batch_bytes / footprint.batch * job.data.batch_size
     return Needs(
         samples_per_second=rate,
         cpus=math.ceil(rate / decode_rate()) if files else 0,
         read_bytes_per_second=size * rate if size else None,
         checkpoint_bytes=checkpoint,
-        host_bytes=checkpoint + ahead,
+        host_bytes=checkpoint + (1 + batches_ahead(batch / setup.gpus, setup.gpus)) * batch,
     )
 
 

@@ -388,9 +388,11 @@ class Loop:
         self._parts.heart.enter("saving")
         self._log(wait=True)  # what the device still computes is no stall; all from here on is
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
+        busy = self._saving is not None and not last
         self._wait_together(self._has_saved)
+        waited = time.perf_counter() - started
         self._end_saving()
-        if self._world.first and not last and (late := self._saves.wait_warning(time.perf_counter() - started)):
+        if self._world.first and busy and (late := self._saves.wait_warning(waited)):
             self._parts.observer.warn(late)
         self._slow_ranks.compare()
         self._note_damages()

@@ -35,14 +35,14 @@ def fill(model: nn.Module, whole: nn.Module | None, device: str) -> None:
         InputError: it is another one.
     """
     given = dict(_named_tensors(whole)) if whole else {}
-    names = {tensor: name for name, tensor in _named_tensors(model)}
-    if whole and _facts(given) != _facts({name: own for own, name in names.items()}):
+    outlined = dict(_named_tensors(model))
+    if whole and _facts(given) != _facts(outlined):
         raise InputError(
             f"{type(whole).__name__} has other weights or buffers on torch's meta device",
             "its task says model_on_meta, and each rank's part would be of another model",
             "model_on_meta = False in the task",
         )
-    filled = {own: _received(own, given.get(name), device) for own, name in names.items()}
+    filled = {own: _received(own, given.get(name), device) for name, own in outlined.items()}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             held.update({name: filled[own] for name, own in held.items() if own is not None})

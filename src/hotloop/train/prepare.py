@@ -110,7 +110,8 @@ def prepare(job: Job, machine: Machine, notify: Callable[[str], None], world: Wo
     # After the model: whether it keeps its arrays on the GPU depends on the room that is left there.
     source = ArraySource(train, settings, device, task.random_numbers) if isinstance(train, ArrayDataset) else None
     model = spread(model, world, job, lambda: make(task.model()))
-    if world.data_rank or (outlined and divided):  # what each rank draws from here on, dropout say, is its own
+    # What each rank draws from here on, dropout say, is its own; an outline's numbers were drawn by the first alone.
+    if world.data_rank or (outlined and divided):
         seed_everything(batch_seed(job.seed, 0, world.data_rank))
     preparation = _preparation(job, task, source, notify) if prepares_in_step(task) else None
     apart = preparation if _prepares_beside(job, task, world) else None

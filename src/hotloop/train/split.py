@@ -10,6 +10,8 @@ _LOAD = 0.8
 _LONGER = 0.05
 """Of a step: it becomes so much longer at most from one division to the next. What ranks wait for the latest of them is
 not time that this one's workers have."""
+_LEAST = 1e-9
+"""Seconds of an image; of a batch of damaged ones nothing is decoded."""
 _STEPS = 16
 """Over which its length is measured: three or four come at once after a pause."""
 
@@ -53,10 +55,9 @@ class Split:
         self._seen.clear()
         kept = self._batch_size - self.count
         read = reading / self._workers
-        if kept:
-            self._image = (working - reading) / self._workers / kept
-        if self.count:
-            self._decoder = decoding / self.count
+        # What a side has none of cannot be measured: it is taken to be less each time, until it has some again.
+        self._image = max(_LEAST, (working - reading) / self._workers / kept if kept else self._image / 2)
+        self._decoder = decoding / self.count if self.count else self._decoder / 2
         step = median(self._steps)
         self._step = min(step, self._step + _LONGER * step)
         # What workers read and decode, `read` + kept * `_image`, is done in time; or when the decoder has the rest.

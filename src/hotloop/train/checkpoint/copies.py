@@ -273,9 +273,10 @@ class Copies:
 
     def _copied(self, folder: Path, name: str) -> Copy:
         place, started, trouble = f"{self.url}/{name}", time.perf_counter(), ""
+        if self._refused:  # nothing more goes there, also if the training has not heard of it yet
+            shutil.rmtree(folder, ignore_errors=True)
+            return Copy(place, 0.0, self._refused.cause, self._refused)
         try:
-            if self._refused:  # nothing more goes there, also if the training has not heard of it yet
-                raise self._refused
             if name in self._checkpoints():
                 self._remove(name)  # else its manifest would stand beside files of two
             for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):  # it says: all are there
