@@ -1,6 +1,7 @@
 """Job files: read, with what is wrong in words of the file, and written for a start."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -113,7 +114,8 @@ def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputE
     reason = first["msg"].removeprefix("Value error, ")
     if known not in keys:
         return InputError(what, reason, "hotloop job schema lists all keys")
-    return InputError(what, reason, f"--set {known}={_default(known, task_name)}  ({keys[known]})")
+    setting = shlex.quote(f"{known}={_default(known, task_name)}")
+    return InputError(what, reason, f"--set {setting}  ({keys[known]})")
 
 
 def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) -> InputError:
