@@ -1,11 +1,11 @@
 """ResNet-50 on all GPUs of one host against one of them: `hotloop train`, and DistributedDataParallel by hand.
 
 224 pixels, bf16, batches of 256 on each GPU. Data lies on the GPUs, or comes from JPEG files (photographs of 500 × 375
-pixels, 110 to 140 KiB). Gradients travel as float32 and, in runs of their own, as bfloat16. Each figure is an epoch of
-a run, of 24 steps with any number of GPUs, after those in which all is compiled and tried. Cards of one host differ,
-and several go at the pace of the slowest: what one does is measured on each of them, side by side, each with its share
-of the processors. The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on the
-GPU.
+pixels, 110 to 140 KiB), with other programs on a quarter of the processors too. Gradients travel as float32 and, in
+runs of their own, as bfloat16. Each figure is an epoch of a run, of 24 steps with any number of GPUs, after those in
+which all is compiled and tried. Cards of one host differ, and several go at the pace of the slowest: what one does is
+measured on each of them, side by side, each with its share of the processors. The rival compiles what DDP wraps (static
+graph, bucket views), on random batches that stay on the GPU.
 
 Goals: 0.975 of so many times one GPU's speed; from JPEG files 0.95 of the speed with data on the GPUs.
 """
@@ -26,6 +26,7 @@ import numpy as np
 import tomli_w
 import torch
 from contenders import Image, hand_written, measure
+from neighbours import neighbours
 from photographs import make_photographs
 from places import Place, places
 from record import Figure, add_device, publish, record_so_far
@@ -72,7 +73,7 @@ def write_arrays(file: Path, sizes: Sizes, ranks: int) -> Path:
     return file
 
 
-_ALONE, _SHORT = "1, card ", "{}, gradients as bfloat16"
+_ALONE, _SHORT, _DISTURBED = "1, card ", "{}, gradients as bfloat16", "JPEG files, a quarter of the processors taken"
 
 
 def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
@@ -171,6 +172,10 @@ def main() -> None:
         def together(data: Path, contender: str, gradients: str = "fp32") -> Epochs:
             return {contender: trained(sizes, data, sizes.ranks, folder, gradients)}
 
+        def disturbed(data: Path) -> Epochs:
+            with neighbours():
+                return together(data, _DISTURBED)
+
         one, several = (write_arrays(folder / f"images-{ranks}.npz", sizes, ranks) for ranks in (1, sizes.ranks))
         contenders: list[Callable[[], Epochs]] = [
             partial(alone, sizes, one, folder),
@@ -181,7 +186,7 @@ def main() -> None:
             photographs = arguments.photographs or folder / "photographs"
             if not photographs.exists() or not os.listdir(photographs):
                 make_photographs(photographs, sizes.images(sizes.ranks))
-            contenders.append(partial(together, photographs, "JPEG files"))
+            contenders += [partial(together, photographs, "JPEG files"), partial(disturbed, photographs)]
         for number in range(arguments.rounds):
             for figures in contenders:
                 for contender, found in figures().items():
@@ -209,6 +214,7 @@ def content(sizes: Sizes, speeds: Epochs) -> dict[str, Any]:
         "by hand": (f"{several}, by hand", "1, by hand", sizes.ranks),
         "hotloop against by hand": (several, f"{several}, by hand", 1),
         "JPEG files": ("JPEG files", several, 1),
+        _DISTURBED: (_DISTURBED, several, 1),
     }
     return {
         "ranks": sizes.ranks,

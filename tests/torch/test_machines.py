@@ -37,6 +37,7 @@ def test_a_first_machine_that_does_not_answer_is_not_waited_for(monkeypatch: pyt
             assert second.over() is None
             assert (second.progress(True), second.progress(False)) == (1, 1)
             os.kill(first.pid, signal.SIGSTOP)
+            os.waitpid(first.pid, os.WUNTRACED)  # else it may answer once more
             second.progress(False)
             end = second.over()
             os.kill(first.pid, signal.SIGKILL)
