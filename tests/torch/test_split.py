@@ -1,5 +1,6 @@
 """The division of a batch between workers and the device's decoder settles where neither holds up the step."""
 
+from collections.abc import Iterable
 from statistics import mean
 
 import numpy as np
@@ -9,6 +10,24 @@ from hotloop.data.stages import Stages
 from hotloop.train.split import Split
 
 WORKERS = 8
+
+
+def driven(
+    split: Split, under_way: int, batch: int, rates: Iterable[tuple[float, float, float]]
+) -> tuple[list[int], list[float]]:
+    """What the decoder had of each batch, and its seconds, where workers, decoder and step are as fast as `rates` says.
+
+    In images/s, and seconds; a division is seen after the batches that are `under_way`.
+    """
+    counts, times = [split.count] * under_way, []
+    for workers, decoder, step in rates:
+        count = counts[-under_way]
+        working, decoding = (batch - count) / workers, count / decoder
+        times.append(max(step, working, decoding))
+        late = max(0.0, working - max(step, decoding))
+        split.saw(times[-1], Stages(late=late, working=WORKERS * working, decoding=decoding))
+        counts.append(split.count)
+    return counts, times
 
 
 def settled(
@@ -99,14 +118,8 @@ def test_ranks_that_wait_for_each_other_do_not_take_that_for_time_of_their_own(s
 )
 @pytest.mark.parametrize("under_way", [1, 4, 9])
 def test_another_step_is_followed(workers: float, before: float, after: float, under_way: int) -> None:
-    split = Split(256, WORKERS, under_way)
-    counts, times = [split.count] * under_way, []
-    for step in [before] * 200 + [after] * 800:
-        working, decoding = (256 - counts[-under_way]) / workers, counts[-under_way] / 12000
-        late = max(0.0, working - step)
-        times.append(max(step, working, decoding))
-        split.saw(times[-1], Stages(late=late, working=WORKERS * working, decoding=decoding))
-        counts.append(split.count)
+    rates = [(workers, 12000, step) for step in [before] * 200 + [after] * 800]
+    counts, times = driven(Split(256, WORKERS, under_way), under_way, 256, rates)
     assert mean(times[-200:]) <= 1.03 * max(after, 256 / (workers + 12000))
     together = round(256 * 12000 / (workers + 12000))
     assert mean(counts[-200:]) == pytest.approx(min(together, 256 - 0.8 * after * workers), abs=6)
@@ -115,18 +128,11 @@ def test_another_step_is_followed(workers: float, before: float, after: float, u
 @pytest.mark.parametrize("batch", [4, 32, 256])
 @pytest.mark.parametrize("slow", ["decoder", "workers"])
 def test_a_side_that_was_slow_at_first_gets_images_again(slow: str, batch: int) -> None:
-    split, workers = Split(batch, WORKERS, 9), batch / 0.060
-    counts = [split.count] * 9
-    for number in range(2000):
-        count = counts.pop(0)
-        counts.append(split.count)
-        hindered = 1000 if number < 40 else 1
-        working = (batch - count) / workers * (hindered if slow == "workers" else 1)
-        decoding = count * 0.060 / batch * (hindered if slow == "decoder" else 1)
-        seconds = max(0.030, working, decoding)
-        split.saw(seconds, Stages(late=max(0.0, working - decoding), working=WORKERS * working, decoding=decoding))
-    assert seconds <= 0.046
-    assert 0 < split.count < batch
+    rate = batch / 0.060
+    hindered = (rate / 1000, rate, 0.030) if slow == "workers" else (rate, rate / 1000, 0.030)
+    counts, times = driven(Split(batch, WORKERS, 9), 9, batch, [hindered] * 40 + [(rate, rate, 0.030)] * 2000)
+    assert times[-1] <= 0.046
+    assert 0 < counts[-1] < batch
 
 
 def test_batches_of_damaged_files_alone_end_nothing() -> None:
