@@ -4,7 +4,9 @@ Two steps, as planning needs no card:
 
 - `--measure`, on a GPU: trains each case for some steps as `hotloop train` sets it up, in a process of its own, and
   writes its peak memory and the time of a step to `results/plan_measured.json`. With `--pretend` one GPU stands for
-  several: PyTorch's fake process group sends nothing, so memory alone is measured, without NCCL's own.
+  several: PyTorch's fake process group sends nothing, so memory alone is measured, without NCCL's own. With `--share`
+  ranks share GPUs, each its own part of the memory, which alone is measured: NCCL allows it since 2.30, if
+  NCCL_MULTI_RANK_GPU_ENABLE=1 (experimental there).
 - without it: plans each case and compares. Besides `plan_measured.json` there are peaks and rates that other benches
   have recorded of hotloop's step. The constants of plan/cards.toml come from ResNet-50 and GPT-2; so those are no test,
   and are told apart.
@@ -224,8 +226,11 @@ def pretended_world(ranks: int) -> Iterator["World"]:
         distributed.destroy_process_group()
 
 
-def train_case(number: int, device: str, folder: Path, pretend: bool) -> None:
-    """What a process of `--measure` does; under torchrun one of several."""
+def train_case(number: int, device: str, folder: Path, pretend: bool, share: int) -> None:
+    """What a process of `--measure` does; under torchrun one of several, on one of `share` GPUs if that is not 0."""
+    if share:
+        rank = int(os.environ["LOCAL_RANK"])
+        os.environ |= {"CUDA_VISIBLE_DEVICES": str(rank % share), "LOCAL_RANK": "0"}
     import torch
 
     from hotloop.core.machine import read_machine
@@ -252,9 +257,11 @@ def train_case(number: int, device: str, folder: Path, pretend: bool) -> None:
                 seconds.append(time.perf_counter() - started)
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
         if world.rank == 0:
-            told = {"peak_gib": peak / GIB, "seconds": None if pretend else statistics.median(seconds)}
+            told = {"peak_gib": peak / GIB, "seconds": None if pretend or share else statistics.median(seconds)}
             if device == "cuda":
                 told["card"] = torch.cuda.get_device_name()
+            if share:
+                told["share"] = f"{world.size} ranks on {share} GPUs, NCCL {torch.cuda.nccl.version()}"
             print(json.dumps(told))
 
 
@@ -296,7 +303,7 @@ def tiny(case: Case, divided: bool = False) -> Case:
     return small if divided else replace(small, gpus=1, parallel="none")
 
 
-def measure(device: str, gpus: int, pretend: bool, only: str) -> Iterator[dict[str, Any]]:
+def measure(device: str, gpus: int, pretend: bool, share: int, only: str) -> Iterator[dict[str, Any]]:
     """Each case that this source has not had, for as many GPUs, in a process of its own; all there are after each.
 
     DDP cannot be pretended: its reducer takes a gradient's sum from the group.
@@ -314,6 +321,7 @@ def measure(device: str, gpus: int, pretend: bool, only: str) -> Iterator[dict[s
         with tempfile.TemporaryDirectory() as folder:
             script = [__file__, "--case", str(number), "--device", device, "--folder", folder]
             script += ["--pretend"] if pretend else []
+            script += ["--share", str(share)] if share else []
             alone = gpus == 1 or pretend
             start = (
                 [sys.executable]
@@ -352,6 +360,7 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--gpus", type=int, default=1, help="cases for as many are measured")
     parser.add_argument("--pretend", action="store_true", help="one GPU for several")
+    parser.add_argument("--share", type=int, default=0, metavar="N", help="ranks share so many GPUs")
     parser.add_argument("--case", type=int, help="train this one, for --measure")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names are measured")
@@ -360,9 +369,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.case is not None:
-        train_case(options.case, options.device, options.folder, options.pretend)
+        train_case(options.case, options.device, options.folder, options.pretend, options.share)
         return
-    measured = measure(options.device, options.gpus, options.pretend, options.only)
+    measured = measure(options.device, options.gpus, options.pretend, options.share, options.only)
     found = measured if options.measure else iter([compare(options.card)])
     content: dict[str, Any] = {}
     for content in found:

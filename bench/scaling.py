@@ -2,10 +2,10 @@
 
 224 pixels, bf16, batches of 256 on each GPU. Data lies on the GPUs, or comes from JPEG files (photographs of 500 × 375
 pixels, 110 to 140 KiB), with other programs on a quarter of the processors too. Gradients travel as float32 and, in
-runs of their own, as bfloat16. Each figure is an epoch of a run, of 24 steps with any number of GPUs, after those in
-which all is compiled and tried. Cards of one host differ, and several go at the pace of the slowest: what one does is
-measured on each of them, side by side, each with its share of the processors. The rival compiles what DDP wraps (static
-graph, bucket views), on random batches that stay on the GPU.
+runs of their own, as bfloat16, or by DDP's buckets in a static graph. Each figure is an epoch of a run, of 24 steps
+with any number of GPUs, after those in which all is compiled and tried. Cards of one host differ, and several go at
+the pace of the slowest: what one does is measured on each of them, side by side, each with its share of the processors.
+The rival compiles what DDP wraps (static graph, bucket views), on random batches that stay on the GPU.
 
 Goals: 0.975 of so many times one GPU's speed; from JPEG files 0.95 of the speed with data on the GPUs.
 """
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,10 @@ def write_arrays(file: Path, sizes: Sizes, ranks: int) -> Path:
     return file
 
 
-_ALONE, _SHORT, _DISTURBED = "1, card ", "{}, gradients as bfloat16", "JPEG files, a quarter of the processors taken"
+_ALONE, _DISTURBED = "1, card ", "JPEG files, a quarter of the processors taken"
+_USUAL: Mapping[str, Any] = MappingProxyType({})
+_WAYS = {"gradients as bfloat16": {"gradients": "bf16"}, "static graph": {"static_graph": True}}
+"""Of averaging gradients, beside the usual one."""
 
 
 def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
@@ -90,7 +94,7 @@ def alone(sizes: Sizes, data: Path, folder: Path) -> Epochs:
 
 def trained(
     sizes: Sizes, data: Path, ranks: int, folder: Path,
-    gradients: str = "fp32", environment: Mapping[str, str] = os.environ,
+    way: Mapping[str, Any] = _USUAL, environment: Mapping[str, str] = os.environ,
 ) -> list[float]:  # fmt: skip
     """Images/s of each epoch of `hotloop train` once it is warm."""
     batch = sizes.batch * ranks
@@ -107,7 +111,7 @@ def trained(
         "train": {"epochs": epochs},
         "optimizer": {"name": "sgd", "learning_rate": 0.01},
         "speed": {"compile": sizes.device == "cuda"},
-        "ranks": {"processes": ranks, "restarts": 0, "gradients": gradients},
+        "ranks": {"processes": ranks, "restarts": 0, **way},
         "checkpoint": {"every": f"{epochs} epochs"},
         "run": {"dir": str(run)},
     }
@@ -169,8 +173,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
-        def together(data: Path, contender: str, gradients: str = "fp32") -> Epochs:
-            return {contender: trained(sizes, data, sizes.ranks, folder, gradients)}
+        def together(data: Path, contender: str, way: Mapping[str, Any] = _USUAL) -> Epochs:
+            return {contender: trained(sizes, data, sizes.ranks, folder, way)}
 
         def disturbed(data: Path) -> Epochs:
             with neighbours():
@@ -180,7 +184,7 @@ def main() -> None:
         contenders: list[Callable[[], Epochs]] = [
             partial(alone, sizes, one, folder),
             partial(together, several, str(sizes.ranks)),
-            partial(together, several, _SHORT.format(sizes.ranks), "bf16"),
+            *(partial(together, several, f"{sizes.ranks}, {name}", way) for name, way in _WAYS.items()),
         ]
         if "jpeg" not in arguments.without:
             photographs = arguments.photographs or folder / "photographs"
@@ -210,7 +214,7 @@ def content(sizes: Sizes, speeds: Epochs) -> dict[str, Any]:
     pairs = {
         "hotloop": (several, "1", sizes.ranks),
         "hotloop, slowest card": (several, "1, slowest card", sizes.ranks),
-        "hotloop, gradients as bfloat16": (_SHORT.format(several), "1", sizes.ranks),
+        **{f"hotloop, {name}": (f"{several}, {name}", "1", sizes.ranks) for name in _WAYS},
         "by hand": (f"{several}, by hand", "1, by hand", sizes.ranks),
         "hotloop against by hand": (several, f"{several}, by hand", 1),
         "JPEG files": ("JPEG files", several, 1),

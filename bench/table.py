@@ -147,6 +147,8 @@ def scaling(result: dict[str, Any]) -> tuple[str, str]:
         text += f", {shares['hotloop, slowest card']:.3f} of the slowest one"
     if "hotloop, gradients as bfloat16" in shares:
         text += f"; gradients as bfloat16 {shares['hotloop, gradients as bfloat16']:.3f}"
+    if "hotloop, static graph" in shares:
+        text += f"; DDP's static graph {shares['hotloop, static graph']:.3f}"
     if "by hand" in shares:
         text += f"; compiled DistributedDataParallel by hand {shares['by hand']:.3f}"
     if "JPEG files" in shares:

@@ -61,6 +61,18 @@ def test_gpus_that_make_no_whole_teams_are_left_out(hotloop: Command, job: Calla
     hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", "--gpus", "2", *teams, expect=2)
 
 
+def test_each_of_a_team_holds_the_whole_batch_in_the_hosts_memory(hotloop: Command, job: Callable[..., str]) -> None:
+    def ahead(*words: str) -> float:
+        """Bytes of batches ahead."""
+        done = hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", *words, "--json", expect=0)
+        needs = json.loads(done.out)["needs"]
+        return float(needs["host_bytes"] - needs["checkpoint_bytes"])
+
+    alone = ahead("--gpus", "1")
+    assert alone > 0
+    assert ahead("--gpus", "4", "--set", "parallel=tp") == pytest.approx(4 * alone)
+
+
 def test_a_checkpoint_has_what_the_model_saves(hotloop: Command, job: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "buffered.py").write_text(BUFFERED)
     averaged = ("--set", "train.ema=0.9", "--set", 'optimizer.name="sgd"', "--json")

@@ -2,7 +2,8 @@
 
 A trial starts the demo's job, disturbs it, starts it again until it has finished, and compares the weights with those
 of a run that was never disturbed: `python tests/faults/run.py --trials 100 --json`; half as many SIGTERMs, and so on.
-With --jobs so many trials run side by side, each with its share of the processors.
+With --jobs so many trials run side by side, each with its share of the processors. With --record those that were cut
+off go on: what a record has of the same source and seed is not tried again.
 """
 
 import argparse
@@ -12,12 +13,13 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,6 +44,7 @@ class Faults:
         mismatches: ends whose weights differ from the undisturbed run's.
         errors: starts that ended otherwise than they should.
         notes: what was wrong, in words.
+        numbers: of the trials, each of which has random moments of its own.
     """
 
     trials: int = 0
@@ -52,6 +55,7 @@ class Faults:
     mismatches: int = 0
     errors: int = 0
     notes: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
     def wrong(self, what: str, note: str) -> None:
         setattr(self, what, getattr(self, what) + 1)
@@ -61,6 +65,7 @@ class Faults:
         for what in _COUNTS:
             setattr(self, what, getattr(self, what) + getattr(more, what))
         self.notes.extend(more.notes)
+        self.numbers = sorted([*self.numbers, *more.numbers])
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,8 @@ def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def run_trials(
-    counts: dict[str, int], images: Path, seed: int = 0, settings: Sequence[str] = (), jobs: int = 1,
+    counts: Mapping[str, int], images: Path, seed: int = 0, settings: Sequence[str] = (), jobs: int = 1,
+    earlier: Mapping[str, Faults] = MappingProxyType({}),
     told: Callable[[dict[str, Faults]], None] = lambda found: None,
 ) -> dict[str, Faults]:  # fmt: skip
     """So many trials of each kind.
@@ -132,6 +138,7 @@ def run_trials(
     Args:
         settings: only these; all that a kind is for if there are none.
         jobs: trials at a time.
+        earlier: what some have shown already.
         told: after each, what all so far have shown.
     """
 
@@ -151,14 +158,17 @@ def run_trials(
         except Exception as error:  # the others go on
             faults = Faults(trials=1)
             faults.wrong("errors", f"{setting}, the trial itself: {error!r}")
+        faults.numbers = [number]
         print(f"{kind} {number + 1}/{counts[kind]} {setting}: {faults.notes}", file=sys.stderr, flush=True)
         return faults
 
     with tempfile.TemporaryDirectory() as folder, side_by_side(jobs) as pool:
         names = settings or [name for name in SETTINGS if any(name in KINDS[kind][1] for kind in counts)]
         undisturbed = dict(zip(names, pool.map(leave_alone, names), strict=True))
-        trials = {pool.submit(turn, kind, number): kind for kind, count in counts.items() for number in range(count)}
-        found = {kind: Faults() for kind in counts}
+        found = {kind: earlier.get(kind, Faults()) for kind in counts}
+        left = {kind: [number for number in range(count) if number not in found[kind].numbers]
+                for kind, count in counts.items()}  # fmt: skip
+        trials = {pool.submit(turn, kind, number): kind for kind, numbers in left.items() for number in numbers}
         for each in as_completed(trials):
             found[trials[each]].add(each.result())
             told(found)
@@ -179,18 +189,22 @@ def main() -> None:
     sys.path.insert(0, str(REPOSITORY / "bench"))
     from record import of_this_source, publish, record
 
-    # Kinds may be run one after another: all take hours.
-    earlier = of_this_source("faults").get("kinds", {}) if arguments.record else {}
+    recorded = of_this_source("faults") if arguments.record else {}
+    same = recorded.get("seed") == arguments.seed
+    earlier = {kind: Faults(**one) for kind, one in recorded["kinds"].items()} if same else {}
 
     def content(found: dict[str, Faults]) -> dict[str, Any]:
-        kinds = {**earlier, **{kind: asdict(one) for kind, one in found.items() if one.trials}}
-        return {**{name: sum(one[name] for one in kinds.values()) for name in _COUNTS}, "kinds": kinds}
+        kinds = {kind: asdict(one) for kind, one in {**earlier, **found}.items() if one.trials}
+        counts = {name: sum(one[name] for one in kinds.values()) for name in _COUNTS}
+        return {"seed": arguments.seed, **counts, "kinds": kinds}
 
     def told(found: dict[str, Faults]) -> None:
         if arguments.record:  # a run that is cut off leaves what it has
             record("faults", content(found))
 
-    faults = run_trials(counts, arguments.images.absolute(), arguments.seed, jobs=arguments.jobs, told=told)
+    faults = run_trials(
+        counts, arguments.images.absolute(), arguments.seed, jobs=arguments.jobs, earlier=earlier, told=told
+    )
     if arguments.record:
         publish("faults", content(faults), arguments.json)
     else:

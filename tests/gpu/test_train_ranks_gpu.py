@@ -61,7 +61,16 @@ def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "more"), [("ddp", []), ("fsdp", []), ("fsdp", EARLY), ("tp", []), ("fsdp+tp", []), ("fsdp+tp", EARLY)]
+    ("parallel", "more"),
+    [
+        ("ddp", []),
+        ("ddp", ["--set", "ranks.static_graph=true"]),
+        ("fsdp", []),
+        ("fsdp", EARLY),
+        ("tp", []),
+        ("fsdp+tp", []),
+        ("fsdp+tp", EARLY),
+    ],
 )
 def test_models_in_parts_train_what_one_would(
     hotloop: Command, tmp_path: Path, parallel: str, more: list[str]

@@ -171,14 +171,28 @@ def test_weights_that_blocks_share_are_not_divided(hotloop: Command, job: Path) 
 
 
 @pytest.mark.slow
-def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Path) -> None:
+@pytest.mark.parametrize("static", ["false", "true"])
+def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Path, static: str) -> None:
     words = [*TWO, "--set", "model.name=tiny:sometimes", "--set", "checkpoint.every=1 step", "--set"]
-    ended = hotloop("train", "job.toml", *words, "parallel=ddp", "--set", "run.dir=run", expect=1)
+    ddp = ["parallel=ddp", "--set", f"ranks.static_graph={static}"]
+    ended = hotloop("train", "job.toml", *words, *ddp, "--set", "run.dir=run", expect=1)
     assert ended.err.count("weights got no gradient in this step: 2.extra.weight, 2.extra.bias\n") == 1
     assert "starting all again" not in ended.err
     last = max(path.name for path in (job.parent / "run/checkpoints").iterdir())
     assert last == "epoch-0000-step-00000003", "the next one holds gradients that were not averaged"
     assert "finished" in hotloop("train", "job.toml", *words, "parallel=fsdp", expect=0).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["train.accumulate=2", "data.last_batch=drop"]])
+def test_a_static_graph_trains_what_one_would_without_weights_that_nothing_uses(
+    hotloop: Command, job: Path, more: list[str]
+) -> None:
+    words = [word for setting in ["model.name=tiny:idle", *more] for word in ("--set", setting)]
+    hotloop("train", "job.toml", "--set", "run.dir=one", *words, expect=0)
+    static = ["--set", "parallel=ddp", "--set", "ranks.static_graph=true", "--set", "run.dir=two"]
+    hotloop("train", "job.toml", *TWO, *words, *static, expect=0)
+    torch.testing.assert_close(weights_of(job.parent / "one"), weights_of(job.parent / "two"))
 
 
 @pytest.mark.slow
@@ -510,7 +524,7 @@ def test_a_model_that_does_not_say_how_it_is_divided_is_refused(hotloop: Command
     assert "Sequential does not say how its layers are divided" in done.err
 
 
-@pytest.mark.parametrize("setting", ["precision=fp16", "train.ema=0.9", "speed.graph=true"])
+@pytest.mark.parametrize("setting", ["precision=fp16", "train.ema=0.9", "speed.graph=true", "ranks.static_graph=true"])
 def test_what_divided_weights_do_not_go_with_is_refused(hotloop: Command, text: Path, setting: str) -> None:
     options = ["--set", "parallel=fsdp", *TWO, "--set", setting]
     done = hotloop("train", "job.toml", *options, expect=2)

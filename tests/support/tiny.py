@@ -102,6 +102,22 @@ def sometimes(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Sometimes(), nn.Linear(48, num_classes))
 
 
+class Idle(nn.Module):
+    """Has weights that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.extra = nn.Linear(48, 48), nn.Linear(48, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.own(x))
+
+
+def idle(num_classes: int = 2) -> nn.Module:
+    """With weights that get no gradient in any step."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Idle(), nn.Linear(48, num_classes))
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

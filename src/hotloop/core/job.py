@@ -284,6 +284,9 @@ class RanksSection(Section):
         "auto", description="of them compute each layer together; auto: tp all, fsdp+tp 2"
     )
     gradients: Literal["fp32", "bf16"] = Field("fp32", description="as which they travel; bf16: half as many bytes")
+    static_graph: bool = Field(
+        False, description="under ddp: which weights get gradients is learnt once; no way back where memory runs out"
+    )
     timeout: TimeText = Field(
         Interval(600, "seconds"), description="without progress for so long, a run of several hangs and is ended"
     )

@@ -236,13 +236,13 @@ def _needs(job: Job, dataset: Dataset, state: State, footprint: Footprint, setup
     size = _sample_bytes(dataset) if isinstance(dataset, ImageFiles) else None
     model = state.parameter_bytes + state.saved_buffer_bytes
     checkpoint = model * (1 + (job.train.ema > 0)) + state.optimizer_bytes
-    batch = footprint.batch_bytes / footprint.batch * job.data.batch_size
+    part, parts = footprint.batch_bytes / footprint.batch * setup.batch, -(-job.data.batch_size // setup.batch)
     return Needs(
         samples_per_second=rate,
         cpus=math.ceil(rate / decode_rate()) if files else 0,
         read_bytes_per_second=size * rate if size else None,
         checkpoint_bytes=checkpoint,
-        host_bytes=checkpoint + (1 + batches_ahead(batch / setup.gpus, setup.gpus)) * batch,
+        host_bytes=checkpoint + (1 + batches_ahead(part, parts)) * part * setup.gpus,
     )
 
 

@@ -163,7 +163,7 @@ class Ranks:
         if self._ddp is None or self._ddp.static_graph or averages:
             with self.communication.buffers_of(self._ddp), self._early.backward(last):
                 yield
-            if self._ddp and averages and not self._ddp.static_graph:
+            if self._ddp and averages:
                 self._check_averaged(self._ddp)
             return
         if self._averages_after:
@@ -367,7 +367,12 @@ def spread(model: nn.Module, world: World, job: Job, make: Callable[[], nn.Modul
             fill(model, make() if world.first else None, job.device)
         return model.to(job.device)
     on_gpu = next(model.parameters()).is_cuda
-    return Copies(model, device_ids=[world.local_rank] if on_gpu else None, gradient_as_bucket_view=True)
+    return Copies(
+        model,
+        device_ids=[world.local_rank] if on_gpu else None,
+        gradient_as_bucket_view=True,
+        static_graph=job.ranks.static_graph,
+    )
 
 
 def inner(model: nn.Module) -> nn.Module:

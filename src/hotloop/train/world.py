@@ -235,6 +235,7 @@ def check_shardable(job: Job) -> None:
         (f"model.keep_fp32 = {job.model.keep_fp32}", bool(job.model.keep_fp32), "model.keep_fp32=[]"),
         (f'optimizer.name = "{job.optimizer.name}"', job.optimizer.name in _WHOLE_ONLY, "optimizer.name=adamw"),
         ("speed.graph = true", job.speed.graph is True, "speed.graph=auto"),
+        ("ranks.static_graph = true", job.ranks.static_graph, "ranks.static_graph=false"),
     ]
     for setting, given, other in obstacles:
         if given:
