@@ -43,6 +43,7 @@ GIB = 2**30
 STEPS, WARM = 20, 6
 TRIED = 40
 """Steps until those of several ranks under DDP stay as they are: two ways of averaging are tried in the first 30."""
+_SHARED = "several ranks on each GPU"
 CALIBRATED = ("resnet50", "gpt2")
 """Models from whose steps the constants come."""
 
@@ -175,15 +176,16 @@ def compare(card: str) -> dict[str, Any]:
             "seconds": samples / found["samples_per_second"]["median"],
         }
         rows.append((case, row))
-    measured = RESULTS / "plan_measured.json"
+    file = RESULTS / "plan_measured.json"
+    measured = json.loads(file.read_text())["cases"] if file.exists() else {}
     for case in grid():
-        found = json.loads(measured.read_text())["cases"].get(case.name) if measured.exists() else None
-        if found:
-            rows.append((case, {"from": "plan_measured", **found}))
+        for name in (case.name, f"{case.name}, {_SHARED}"):
+            if name in measured:
+                rows.append((case, {"from": "plan_measured", **measured[name]}))
     cases = {}
     for case, real in rows:
         memory, seconds, fits = planned(case, real.get("card", card))
-        named = f"{case.name} ({real['from']})"
+        named = f"{case.name} ({real['from']}{', ' + _SHARED if 'share' in real else ''})"
         cases[named] = {
             **real, "planned_gib": memory, "planned_seconds": seconds, "fits": fits,
             "calibrated": case.model in CALIBRATED,
@@ -261,7 +263,7 @@ def train_case(number: int, device: str, folder: Path, pretend: bool, share: int
             if device == "cuda":
                 told["card"] = torch.cuda.get_device_name()
             if share:
-                told["share"] = f"{world.size} ranks on {share} GPUs, NCCL {torch.cuda.nccl.version()}"
+                told["share"] = share
             print(json.dumps(told))
 
 
@@ -316,7 +318,8 @@ def measure(device: str, gpus: int, pretend: bool, share: int, only: str) -> Ite
         cases = json.loads(earlier.read_text())["cases"]
     for number, case in sorted(enumerate(grid()), key=lambda one: one[1].compiled):
         chosen = only in case.name and (case.parallel == "fsdp" if pretend else case.gpus == gpus)
-        if not chosen or cases.get(case.name, {}).get("source_sha256") == source():
+        name = case.name + (f", {_SHARED}" if share else "")
+        if not chosen or cases.get(name, {}).get("source_sha256") == source():
             continue
         with tempfile.TemporaryDirectory() as folder:
             script = [__file__, "--case", str(number), "--device", device, "--folder", folder]
@@ -330,10 +333,10 @@ def measure(device: str, gpus: int, pretend: bool, share: int, only: str) -> Ite
             )
             found = trained([*start, *script])
         if isinstance(found, str):
-            print(f"{case.name}: {found}", file=sys.stderr)
+            print(f"{name}: {found}", file=sys.stderr)
             continue
-        cases[case.name] = {**found, "source_sha256": source()}
-        print(f"{case.name}: {cases[case.name]}", file=sys.stderr, flush=True)
+        cases[name] = {**found, "source_sha256": source()}
+        print(f"{name}: {cases[name]}", file=sys.stderr, flush=True)
         yield {"cases": cases, "steps": STEPS}
 
 

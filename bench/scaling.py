@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, whose epochs are the figures")
     parser.add_argument("--photographs", type=Path, help="a folder of them; made if it is empty or not there")
-    parser.add_argument("--without", nargs="*", default=[], choices=["jpeg", "by hand"])
+    parser.add_argument("--without", nargs="*", default=[], choices=["jpeg", "ways", "by hand"])
     add_device(parser)
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device)
@@ -184,8 +184,9 @@ def main() -> None:
         contenders: list[Callable[[], Epochs]] = [
             partial(alone, sizes, one, folder),
             partial(together, several, str(sizes.ranks)),
-            *(partial(together, several, f"{sizes.ranks}, {name}", way) for name, way in _WAYS.items()),
         ]
+        if "ways" not in arguments.without:
+            contenders += [partial(together, several, f"{sizes.ranks}, {name}", way) for name, way in _WAYS.items()]
         if "jpeg" not in arguments.without:
             photographs = arguments.photographs or folder / "photographs"
             if not photographs.exists() or not os.listdir(photographs):
@@ -196,7 +197,7 @@ def main() -> None:
                 for contender, found in figures().items():
                     speeds.setdefault(contender, []).extend(found)
                     print(f"round {number + 1}, {contender}: {[round(speed) for speed in found]}", file=sys.stderr)
-                record_so_far("scaling", content(sizes, speeds), sizes.device)
+                    record_so_far("scaling", content(sizes, speeds), sizes.device)
         if "by hand" not in arguments.without:
             for ranks in (1, sizes.ranks):
                 speeds[f"{ranks}, by hand"] = by_hand(sizes, ranks, 3 * arguments.rounds, folder)

@@ -1,5 +1,6 @@
 """Data in arrays: the same order and numbers as from workers, gathered on the device."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hotloop.core.job_file import parse_job
 from hotloop.data.image_arrays import load_images
 from hotloop.data.random import sample_numbers
 from hotloop.tasks.augment import Crops
+from hotloop.tasks.images import ImageClassification
+from hotloop.tasks.task import RANDOM
 from hotloop.train.source import ArraySource, LoaderSource
 
 CPU = torch.device("cpu")
@@ -127,6 +130,14 @@ def test_images_in_an_array_train_and_continue_bit_for_bit(tmp_path: Path) -> No
     _, second = run(job(tmp_path, "b"))
     assert (first.status, second.status) == ("preempted", "finished")
     assert second.weights_sha256 == through.weights_sha256
+
+
+def test_their_preparation_is_one_piece_for_the_compiler(tmp_path: Path) -> None:
+    task = ImageClassification(job(tmp_path, "run", task__augment={"crop_scale": [0.5, 1.0]}))
+    batch = {"images": images(3).permute(0, 2, 3, 1).to(torch.uint8), "labels": torch.arange(3)}
+    batch[RANDOM] = torch.rand(3, task.random_numbers, generator=torch.Generator().manual_seed(0))
+    whole = torch.compile(partial(task.prepare, training=True), backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(batch), task.prepare(batch, training=True))
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,17 @@ class ImageClassification(Task):
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.settings.mean, self.settings.std))
         device = "cpu" if job.device == "auto" else job.device  # there before the first batch, or each would copy them
         self._mean, self._scale = (255 * mean).to(device), (1 / (255 * std)).to(device)
+        # Not cached properties: before Python 3.12 those take a lock when first asked for, which the compiler refuses.
+        augment = self.settings.augment
+        self._crops = Crops(augment.crop_scale, augment.crop_ratio, augment.flip, augment.shift)
+        self._randaugment = _randaugment(augment.randaugment) if augment.randaugment else None
+        self._mixes = bool(augment.mixup or augment.cutmix)
+        self._dtype = _type_of_images(job, self._mixes)
 
     @property
     def prepare_is_pure(self) -> bool:  # type: ignore[override]
         """RandAugment, MixUp and CutMix draw on the host."""
-        return not self._randaugment and not self._mix
+        return not self._randaugment and not self._mixes
 
     @property
     def prepare_is_apart(self) -> bool:  # type: ignore[override]
@@ -53,7 +59,7 @@ class ImageClassification(Task):
 
     @property
     def padding_obstacle(self) -> str:
-        return "MixUp and CutMix mix the blank samples in" if self._mix else ""
+        return "MixUp and CutMix mix the blank samples in" if self._mixes else ""
 
     @property
     def random_numbers(self) -> int:  # type: ignore[override]
@@ -131,7 +137,7 @@ class ImageClassification(Task):
         ]
 
     def _mixed(self, images_BCHW: Tensor, labels: Tensor, training: bool) -> Tensors:
-        if training and self._mix and len(labels) > 1:
+        if training and self._mixes and len(labels) > 1:
             images_BCHW, labels = self._mix(images_BCHW, labels)
         return {"images": images_BCHW, "labels": labels}
 
@@ -151,15 +157,6 @@ class ImageClassification(Task):
         return resampled
 
     @cached_property
-    def _dtype(self) -> torch.dtype:
-        """Of images that go to the model as they are: what its first layer would turn them into."""
-        if self._mix or self.job.model.keep_fp32:
-            return torch.float32
-        return {"bf16": torch.bfloat16, "float8": torch.bfloat16, "fp16": torch.float16}.get(
-            self.job.precision, torch.float32
-        )
-
-    @cached_property
     def _resizes_on_device(self) -> bool:
         """Resizing takes a processor as long as decoding; a GPU a hundredth of a step."""
         return self.job.device == "cuda" and find_spec("triton") is not None
@@ -176,30 +173,28 @@ class ImageClassification(Task):
         return resized
 
     @cached_property
-    def _crops(self) -> Crops:
-        augment = self.settings.augment
-        return Crops(augment.crop_scale, augment.crop_ratio, augment.flip, augment.shift)
-
-    @cached_property
-    def _randaugment(self) -> "v2.Transform | None":
-        magnitude = self.settings.augment.randaugment
-        if not magnitude:
-            return None
+    def _mix(self) -> "v2.Transform":
+        """Which draws on the host, so that the compiler does not take it anyway."""
         from torchvision.transforms import v2
 
-        return v2.RandAugment(magnitude=magnitude)
-
-    @cached_property
-    def _mix(self) -> "v2.Transform | None":
-        classes = len(self.train_images.classes)
-        augment = self.settings.augment
-        if not (augment.mixup or augment.cutmix):
-            return None
-        from torchvision.transforms import v2
-
+        classes, augment = len(self.train_images.classes), self.settings.augment
         mixes: list[v2.Transform] = []
         if augment.mixup:
             mixes.append(v2.MixUp(alpha=augment.mixup, num_classes=classes))
         if augment.cutmix:
             mixes.append(v2.CutMix(alpha=augment.cutmix, num_classes=classes))
         return v2.RandomChoice(mixes)
+
+
+def _randaugment(magnitude: int) -> "v2.Transform":
+    from torchvision.transforms import v2
+
+    return v2.RandAugment(magnitude=magnitude)
+
+
+def _type_of_images(job: Job, mixed: bool) -> torch.dtype:
+    """Of those that go to the model as they are: what its first layer would turn them into."""
+    if mixed or job.model.keep_fp32:
+        return torch.float32
+    types = {"bf16": torch.bfloat16, "float8": torch.bfloat16, "fp16": torch.float16}
+    return types.get(job.precision, torch.float32)
