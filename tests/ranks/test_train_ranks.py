@@ -184,6 +184,16 @@ def test_weights_that_get_no_gradient_later_are_named(hotloop: Command, job: Pat
 
 
 @pytest.mark.slow
+def test_weights_that_a_static_graph_has_not_seen_are_told(hotloop: Command, job: Path) -> None:
+    settings = ["model.name=tiny:sometimes", "model.arguments.before=true", "parallel=ddp"]
+    words = [*TWO, *(word for setting in settings for word in ("--set", setting))]
+    ended = hotloop("train", "job.toml", *words, "--set", "ranks.static_graph=true", expect=1)
+    assert ended.err.count("error: weights got a gradient in this step that had none in the first\n") == 1
+    assert "starting all again" not in ended.err
+    hotloop("train", "job.toml", *words, expect=0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["train.accumulate=2", "data.last_batch=drop"]])
 def test_a_static_graph_trains_what_one_would_without_weights_that_nothing_uses(
     hotloop: Command, job: Path, more: list[str]

@@ -85,21 +85,21 @@ def turned(num_classes: int = 2) -> nn.Module:
 
 
 class Sometimes(nn.Module):
-    """From its fourth step on a layer is left out."""
+    """From its fourth step on a layer is left out, or before."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: bool) -> None:
         super().__init__()
-        self.first, self.extra, self.steps = nn.Linear(48, 48), nn.Linear(48, 48), 0
+        self.first, self.extra, self.steps, self.before = nn.Linear(48, 48), nn.Linear(48, 48), 0, before
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += self.training
         y: Tensor = self.first(x)
-        return self.extra(y) if self.steps < 4 else y
+        return y if (self.steps < 4) == self.before else self.extra(y)
 
 
-def sometimes(num_classes: int = 2) -> nn.Module:
-    """With weights that get no gradient in later steps."""
-    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Sometimes(), nn.Linear(48, num_classes))
+def sometimes(num_classes: int = 2, before: bool = False) -> nn.Module:
+    """With weights that get no gradient in later steps, or in the first."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Sometimes(before), nn.Linear(48, num_classes))
 
 
 class Idle(nn.Module):

@@ -155,13 +155,14 @@ class Ranks:
         """Run forward and backward inside; at a window's end they average gradients, unless that is done after it.
 
         Raises:
-            HotloopError: a weight got no gradient, and its bucket was not averaged.
+            HotloopError: a weight got no gradient, and its bucket was not averaged; or one got its first under a static
+                graph.
         """
         averages = self.several and last and not self._averages_after
         if self._ddp and self._normalising and not self._shares_buffers:
             self._ddp.require_forward_param_sync = False
         if self._ddp is None or self._ddp.static_graph or averages:
-            with self.communication.buffers_of(self._ddp), self._early.backward(last):
+            with self.communication.buffers_of(self._ddp), self._early.backward(last), _told_of_first_gradients():
                 yield
             if self._ddp and averages:
                 self._check_averaged(self._ddp)
@@ -389,6 +390,21 @@ def evaluated(trained: nn.Module, averaged: nn.Module | None) -> nn.Module:
         for buffer in model.buffers():
             distributed.broadcast(buffer, src=0)
     return model
+
+
+@contextmanager
+def _told_of_first_gradients() -> Iterator[None]:
+    """DDP sees weights that its static graph has not, and says it without what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "compatible with static_graph" not in str(error):
+            raise
+        raise HotloopError(
+            "weights got a gradient in this step that had none in the first",
+            "the static graph of DistributedDataParallel holds which weights get one",
+            "--set ranks.static_graph=false",
+        ) from error
 
 
 def _without_gradients(names: Sequence[str]) -> HotloopError:
