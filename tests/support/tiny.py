@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import hotloop
 
@@ -118,6 +120,22 @@ def idle(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Idle(), nn.Linear(48, num_classes))
 
 
+class Twice(nn.Linear):
+    """Computes twice, each time in a re-entrant checkpoint."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = checkpoint(super().forward, x, use_reentrant=True) if self.training else super().forward(x)
+        return x
+
+
+def twice(num_classes: int = 2) -> nn.Module:
+    """With weights whose gradient comes twice in a backward pass."""
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 48), Twice(48, 48), nn.Linear(48, num_classes)
+    )
+
+
 def exploding(num_classes: int = 2) -> nn.Module:
     """Its loss is NaN from the first step on."""
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
@@ -172,6 +190,28 @@ class Regression(hotloop.Task):
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return functional.mse_loss(outputs, batch["targets"])
+
+
+@dataclass
+class Answer:
+    """What a model returns, of which pytree knows nothing."""
+
+    value: Tensor
+
+
+class Answering(nn.Linear):
+    def forward(self, x: Tensor) -> Answer:  # type: ignore[override]
+        return Answer(super().forward(x))
+
+
+class Wrapped(Regression):
+    """Its model returns an object of a class of the user's."""
+
+    def model(self) -> nn.Module:
+        return Answering(1, 1)
+
+    def loss(self, outputs: Answer, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().loss(outputs.value, batch)
 
 
 class Replicated(Regression):

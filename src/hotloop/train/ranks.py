@@ -155,16 +155,20 @@ class Ranks:
         """Run forward and backward inside; at a window's end they average gradients, unless that is done after it.
 
         Raises:
-            HotloopError: a weight got no gradient, and its bucket was not averaged; or one got its first under a static
-                graph.
+            HotloopError: a weight got no gradient, and its bucket was not averaged; or a static graph was left.
         """
         averages = self.several and last and not self._averages_after
         if self._ddp and self._normalising and not self._shares_buffers:
             self._ddp.require_forward_param_sync = False
         if self._ddp is None or self._ddp.static_graph or averages:
-            with self.communication.buffers_of(self._ddp), self._early.backward(last), _told_of_first_gradients():
-                yield
-            if self._ddp and averages:
+            try:
+                with self.communication.buffers_of(self._ddp), self._early.backward(last):
+                    yield
+            except RuntimeError as error:
+                if self._ddp and "not compatible with static_graph" in str(error):
+                    raise _left_static_graph(self._ddp, []) from error
+                raise
+            if self._ddp and self.several and (averages or self._ddp.static_graph):
                 self._check_averaged(self._ddp)
             return
         if self._averages_after:
@@ -178,7 +182,14 @@ class Ranks:
             ddp.reducer._check_reducer_finalized()
         except RuntimeError as error:
             without = [name for name, one in ddp.module.named_parameters() if one.requires_grad and one.grad is None]
-            raise _without_gradients(without) from error
+            raise (_left_static_graph(ddp, without) if ddp.static_graph else _without_gradients(without)) from error
+        # What averages in the first step hangs on the output's tensors, as pytree finds them.
+        if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
+            raise HotloopError(
+                "gradients were not averaged: DistributedDataParallel finds no tensors in what the model returns",
+                "its static graph needs them in tuples, lists or dicts",
+                f"return such, or {_no_static_graph(ddp)}",
+            )
 
     def check_all_have_gradients(self, without: Collection[int]) -> None:
         """Of a window that is averaged after backward, once none is cautious any more.
@@ -392,19 +403,16 @@ def evaluated(trained: nn.Module, averaged: nn.Module | None) -> nn.Module:
     return model
 
 
-@contextmanager
-def _told_of_first_gradients() -> Iterator[None]:
-    """DDP sees weights that its static graph has not, and says it without what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "compatible with static_graph" not in str(error):
-            raise
-        raise HotloopError(
-            "weights got a gradient in this step that had none in the first",
-            "the static graph of DistributedDataParallel holds which weights get one",
-            "--set ranks.static_graph=false",
-        ) from error
+def _left_static_graph(ddp: DistributedDataParallel, names: Sequence[str]) -> HotloopError:
+    return HotloopError(
+        f"the weights that get gradients are not those of the first step{': ' if names else ''}{', '.join(names[:3])}",
+        "the static graph of DistributedDataParallel holds which they are, and how often each is used",
+        _no_static_graph(ddp),
+    )
+
+
+def _no_static_graph(ddp: DistributedDataParallel) -> str:
+    return "--set ranks.static_graph=false" if isinstance(ddp, Copies) else "leave its static_graph=True out"
 
 
 def _without_gradients(names: Sequence[str]) -> HotloopError:
