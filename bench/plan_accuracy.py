@@ -43,7 +43,7 @@ GIB = 2**30
 STEPS, WARM = 20, 6
 TRIED = 40
 """Steps until those of several ranks under DDP stay as they are: two ways of averaging are tried in the first 30."""
-_SHARED = "several ranks on each GPU"
+_SHARED = ", several ranks on each GPU"
 CALIBRATED = ("resnet50", "gpt2")
 """Models from whose steps the constants come."""
 
@@ -179,13 +179,13 @@ def compare(card: str) -> dict[str, Any]:
     file = RESULTS / "plan_measured.json"
     measured = json.loads(file.read_text())["cases"] if file.exists() else {}
     for case in grid():
-        for name in (case.name, f"{case.name}, {_SHARED}"):
+        for name in (case.name, case.name + _SHARED):
             if name in measured:
                 rows.append((case, {"from": "plan_measured", **measured[name]}))
     cases = {}
     for case, real in rows:
         memory, seconds, fits = planned(case, real.get("card", card))
-        named = f"{case.name} ({real['from']}{', ' + _SHARED if 'share' in real else ''})"
+        named = f"{case.name} ({real['from']}{_SHARED if 'share' in real else ''})"
         cases[named] = {
             **real, "planned_gib": memory, "planned_seconds": seconds, "fits": fits,
             "calibrated": case.model in CALIBRATED,
@@ -318,7 +318,7 @@ def measure(device: str, gpus: int, pretend: bool, share: int, only: str) -> Ite
         cases = json.loads(earlier.read_text())["cases"]
     for number, case in sorted(enumerate(grid()), key=lambda one: one[1].compiled):
         chosen = only in case.name and (case.parallel == "fsdp" if pretend else case.gpus == gpus)
-        name = case.name + (f", {_SHARED}" if share else "")
+        name = case.name + (_SHARED if share else "")
         if not chosen or cases.get(name, {}).get("source_sha256") == source():
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -371,6 +371,8 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="what is compared; what is measured always is")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.measure and options.share and (options.gpus == 1 or options.pretend):
+        parser.error("--share is for cases of several GPUs, and does not go with --pretend")
     if options.case is not None:
         train_case(options.case, options.device, options.folder, options.pretend, options.share)
         return

@@ -111,7 +111,7 @@ class Idle(nn.Module):
         super().__init__()
         self.own, self.extra = nn.Linear(48, 48), nn.Linear(48, 48)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.own(x))
 
 
