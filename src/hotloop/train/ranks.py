@@ -98,14 +98,23 @@ class Ranks:
         """Whether gradients of the present window stay where they are until backward is done."""
         return self.cautious or self.apart
 
-    def obstacle(self, parameters: list[Tensor]) -> str:
-        """Why gradients of these, the optimizer's, cannot be averaged after backward; empty if they can."""
+    @property
+    def averages_during(self) -> str:
+        """Why gradients are averaged while backward runs, in any step and on any rank; empty if they need not be."""
         ddp = self._ddp
-        assert ddp is not None
+        if ddp is None:
+            return "ranks talk to each other without DistributedDataParallel"
         if any(isinstance(module, nn.SyncBatchNorm) for module in ddp.modules()):
             return "SyncBatchNorm lets ranks talk in the forward pass"
         if ddp.static_graph or ddp.find_unused_parameters:
             return "DistributedDataParallel has static_graph or find_unused_parameters"
+        return ""
+
+    def obstacle(self, parameters: list[Tensor]) -> str:
+        """Why gradients of these, the optimizer's, cannot be averaged after backward here; empty if they can."""
+        ddp = self._ddp
+        if ddp is None or self.averages_during:
+            return self.averages_during
         if len(ddp._comm_hooks) > self._hooks or ddp._join_config.enable:
             return "DistributedDataParallel has a communication hook, or joins"
         if not self._recover:
@@ -115,11 +124,6 @@ class Ranks:
             return "the optimizer has other weights than the ranks share"
         hooked = any(parameter._post_accumulate_grad_hooks or parameter._backward_hooks for parameter in parameters)
         return "weights have hooks" if hooked else ""
-
-    @property
-    def have_ddp(self) -> bool:
-        """Whether it is `DistributedDataParallel` that averages."""
-        return self._ddp is not None
 
     @property
     def joins(self) -> bool:

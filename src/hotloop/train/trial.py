@@ -102,7 +102,7 @@ def start_trial(ranks: Ranks, gradients: Gradients, give_up: Callable[[str], Non
     """
     if not ranks.several:
         return None
-    if not ranks.have_ddp:
-        give_up("ranks talk to each other without DistributedDataParallel")
+    if ranks.averages_during:
+        give_up(ranks.averages_during)
         return None
     return Trial(ranks, lambda: ranks.obstacle(gradients.parameters()), give_up)
