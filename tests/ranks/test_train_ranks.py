@@ -202,7 +202,9 @@ def test_weights_in_several_reentrant_checkpoints_need_a_static_graph(hotloop: C
     words = ["--set", "model.name=tiny:twice"]
     hotloop("train", "job.toml", "--set", "run.dir=one", *words, expect=0)
     words += [*TWO, "--set", "parallel=ddp"]
-    hotloop("train", "job.toml", "--set", "run.dir=refused", *words, expect=1)
+    ended = hotloop("train", "job.toml", "--set", "run.dir=refused", *words, expect=1)
+    assert ended.err.count("error: a weight got several gradients in one backward pass\n") == 1
+    assert "starting all again" not in ended.err and "--set ranks.static_graph=true" in ended.err
     hotloop("train", "job.toml", "--set", "run.dir=two", *words, "--set", "ranks.static_graph=true", expect=0)
     torch.testing.assert_close(weights_of(job.parent / "one"), weights_of(job.parent / "two"))
 

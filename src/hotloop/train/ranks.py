@@ -159,7 +159,8 @@ class Ranks:
         """Run forward and backward inside; at a window's end they average gradients, unless that is done after it.
 
         Raises:
-            HotloopError: a weight got no gradient, and its bucket was not averaged; or a static graph was left.
+            HotloopError: a weight got no gradient, and its bucket was not averaged, or several where DDP expects one;
+                or a static graph was left.
         """
         averages = self.several and last and not self._averages_after
         if self._ddp and self._normalising and not self._shares_buffers:
@@ -171,6 +172,8 @@ class Ranks:
             except RuntimeError as error:
                 if self._ddp and "not compatible with static_graph" in str(error):
                     raise _left_static_graph(self._ddp, []) from error
+                if self._ddp and "mark a variable ready only once" in str(error):
+                    raise _needs_static_graph(self._ddp) from error
                 raise
             if self._ddp and self.several and (averages or self._ddp.static_graph):
                 self._check_averaged(self._ddp)
@@ -412,6 +415,16 @@ def _left_static_graph(ddp: DistributedDataParallel, names: Sequence[str]) -> Ho
         f"the weights that get gradients are not those of the first step{': ' if names else ''}{', '.join(names[:3])}",
         "the static graph of DistributedDataParallel holds which they are, and how often each is used",
         _no_static_graph(ddp),
+    )
+
+
+def _needs_static_graph(ddp: DistributedDataParallel) -> HotloopError:
+    setting = "--set ranks.static_graph=true" if isinstance(ddp, Copies) else "give it static_graph=True"
+    return HotloopError(
+        "a weight got several gradients in one backward pass",
+        "DistributedDataParallel averages it when the first is there: blocks that share weights, or are run several "
+        "times, are recomputed in re-entrant checkpoints",
+        f"checkpoint(..., use_reentrant=False), or {setting}",
     )
 
 
