@@ -61,6 +61,21 @@ def test_gpus_that_make_no_whole_teams_are_left_out(hotloop: Command, job: Calla
     hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", "--gpus", "2", *teams, expect=2)
 
 
+def test_what_train_refuses_of_divided_weights_is_refused_and_left_out(
+    hotloop: Command, job: Callable[..., str]
+) -> None:
+    words = ("--card", "H100", "--prices", "own.csv", "--set", "train.ema=0.9")
+    divided = hotloop("plan", job(), *words, "--gpus", "2", "--set", "parallel=fsdp", expect=2)
+    assert 'error: train.ema = 0.9 does not go with parallel = "fsdp"' in divided.err
+
+    found = json.loads(hotloop("plan", job(), *words, "--set", "parallel=fsdp", "--json", expect=0).out)
+    assert {one["gpus"] for one in found["ways"]} <= {1}
+    assert [one["gpus"] for one in found["options"]] == [1]
+
+    found = json.loads(hotloop("plan", job(), *words, "--json", expect=0).out)
+    assert [one["gpus"] for one in found["options"]] == [1, 2], "as copies"
+
+
 def test_each_of_a_team_holds_the_whole_batch_in_the_hosts_memory(hotloop: Command, job: Callable[..., str]) -> None:
     def ahead(*words: str) -> float:
         """Bytes of batches ahead."""

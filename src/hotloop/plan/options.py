@@ -14,6 +14,7 @@ from hotloop.plan.trace import Way
 from hotloop.plan.ways import Ways
 from hotloop.train.resolve import STATE_SHARE
 from hotloop.train.source import DEVICE_SHARE
+from hotloop.train.world import DIVIDED, TENSOR, check_shardable
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def setup_for(work: Workload, ways: Ways, card: Card, gpus: int) -> Setup:
     """How to train on so many GPUs: as the job says; what it leaves open, so that it fits.
 
     Raises:
-        InputError: activations of the model cannot be recomputed.
+        InputError: activations of the model cannot be recomputed, or the job does not go with so many GPUs.
     """
     choices = _choices(work, ways, card, gpus)
     for choice in choices[:-1]:
@@ -171,11 +172,6 @@ def priced(work: Workload, setup: Setup, offer: Offer | None) -> Option:
     return Option(setup, offer, seconds, seconds / epochs, total, each, cost(offer.spot if offer else None))
 
 
-def in_whole_teams(job: Job, gpus: int) -> bool:
-    """Whether so many GPUs, each layer computed by some of them together if the job says so, leave none over."""
-    return gpus == 1 or job.parallel not in ("tp", "fsdp+tp") or gpus % _team(job, gpus) == 0
-
-
 def _team(job: Job, gpus: int) -> int:
     """GPUs that compute each layer together."""
     tensor = job.ranks.tensor
@@ -185,11 +181,13 @@ def _team(job: Job, gpus: int) -> int:
 def _choices(work: Workload, ways: Ways, card: Card, gpus: int) -> list[_Choice]:
     """As the job has it; and with blocks recomputed, where that is possible and it did not fit."""
     asked, kept, size = work.job.parallel, work.job.speed.activations, _team(work.job, gpus)
-    if not in_whole_teams(work.job, gpus):
+    if gpus > 1 and asked in TENSOR and gpus % size:
         whole = size * max(1, gpus // size)
         raise InputError(f"{gpus} GPUs in teams of {size}", f'parallel = "{asked}": teams are whole', f"--gpus {whole}")
     if asked == "auto":  # as `train` decides
         asked = "ddp" if least_bytes(ways.state, Division()) <= STATE_SHARE * card.memory_bytes else "fsdp"
+    if gpus > 1 and asked in DIVIDED:
+        check_shardable(work.job.model_copy(update={"parallel": asked}))
     division = {
         "none": Division(), "ddp": Division(gpus), "fsdp": Division(gpus, weights=True),
         "tp": Division(gpus, tensor=size), "fsdp+tp": Division(gpus, weights=True, tensor=size),

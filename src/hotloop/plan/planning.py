@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from hotloop.doctor.expect import decode_rate
 from hotloop.plan.cards import Card, cards, table
 from hotloop.plan.footprint import Footprint, State
 from hotloop.plan.one_step import SAMPLES, OneStep
-from hotloop.plan.options import Option, Setup, Workload, in_whole_teams, largest_batch, priced, setup_for
+from hotloop.plan.options import Option, Setup, Workload, largest_batch, priced, setup_for
 from hotloop.plan.prices import Offer
 from hotloop.plan.trace import Tracer
 from hotloop.plan.ways import Ways
@@ -206,19 +205,28 @@ def _others(work: Workload, ways: Ways, request: Request) -> Iterator[Setup]:
     """Other numbers of GPUs; and if all are asked for, other activations, precisions and divisions."""
     card, job = request.card, work.job
     counts = [gpus for gpus in _COUNTS if gpus <= job.data.batch_size]
-    for gpus in filter(partial(in_whole_teams, job), counts):
-        yield setup_for(work, ways, card, gpus)
+    for gpus in counts:
+        yield from _possible(work, ways, card, gpus)
     if not request.every_way:
         return
     for activations in ("selective", "blocks") if work.recomputes else ():
         speed = job.speed.model_copy(update={"activations": activations})
-        yield setup_for(replace(work, job=job.model_copy(update={"speed": speed})), ways, card, request.gpus)
+        yield from _possible(replace(work, job=job.model_copy(update={"speed": speed})), ways, card, request.gpus)
     for precision in card.precisions:
-        yield setup_for(replace(work, job=job.model_copy(update={"precision": precision})), ways, card, request.gpus)
+        changed = replace(work, job=job.model_copy(update={"precision": precision}))
+        yield from _possible(changed, ways, card, request.gpus)
     for gpus in counts[1:]:
         for parallel in ("ddp", "fsdp"):
-            changed = job.model_copy(update={"parallel": parallel})
-            yield setup_for(replace(work, job=changed), ways, card, gpus)
+            changed = replace(work, job=job.model_copy(update={"parallel": parallel}))
+            yield from _possible(changed, ways, card, gpus)
+
+
+def _possible(work: Workload, ways: Ways, card: Card, gpus: int) -> list[Setup]:
+    """How to train so; none where `train` refuses the job."""
+    try:
+        return [setup_for(work, ways, card, gpus)]
+    except InputError:
+        return []
 
 
 def _options(work: Workload, ways: Ways, offers: Sequence[Offer]) -> Iterator[Option]:
@@ -226,8 +234,8 @@ def _options(work: Workload, ways: Ways, offers: Sequence[Offer]) -> Iterator[Op
     for offer in offers:
         card = cards()[offer.card]
         has = work.job.precision in ("auto", *card.precisions)
-        if has and offer.gpus <= work.job.data.batch_size and in_whole_teams(work.job, offer.gpus):
-            yield priced(work, setup_for(work, ways, card, offer.gpus), offer)
+        if has and offer.gpus <= work.job.data.batch_size:
+            yield from (priced(work, setup, offer) for setup in _possible(work, ways, card, offer.gpus))
 
 
 def _needs(job: Job, dataset: Dataset, state: State, footprint: Footprint, setup: Setup) -> Needs:
