@@ -11,7 +11,7 @@ from torch.nn import functional
 from torchvision import models
 
 from hotloop import Step, StepSettings
-from hotloop.kernels import batch_norm_cooperative, batch_norm_ops, convolution
+from hotloop.kernels import batch_norm_cooperative, batch_norm_ops, convolution, search
 
 
 @pytest.mark.parametrize(("dtype", "most", "stem"), [(torch.float32, 1e-3, 0.05), (torch.bfloat16, 2e-2, 0.12)])
@@ -83,11 +83,49 @@ def test_gradients_on_two_streams_are_those_of_one() -> None:
             assert (one.double() - other).norm() / other.norm() < 5e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("images", [64, 512])
+def test_searched_convolutions_equal_plain_ones_captured_too(
+    monkeypatch: pytest.MonkeyPatch, images: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(search, "_ways", search._Ways())
+    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    draws = torch.Generator("cuda").manual_seed(0)
+    shapes = (images, 64, 32, 32), (128, 64, 3, 3), (images, 128, 16, 16)
+    x, weight, dy = (
+        torch.randn(shape, device="cuda", generator=draws).to(dtype).contiguous(memory_format=torch.channels_last)
+        for shape in shapes
+    )
+    how = ([2, 2], [1, 1], [1, 1], 1)
+
+    def both() -> tuple[Tensor, ...]:
+        return convolution.convolve(x, weight, *how), *convolution.convolution_backward(dy, x, weight, *how)
+
+    exact = functional.conv2d(x.double(), weight.double(), None, *how)
+    exact_gradients = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), weight.double(), None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    first = both()
+    assert len(search._ways.chosen) == 3
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    graph.replay()
+    for found in (first, captured):
+        for one, other in zip(found, (exact, *exact_gradients[:2]), strict=True):
+            assert (one.double() - other).norm() / other.norm() < 5e-3
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.conv.fp32_precision == precision  # type: ignore[attr-defined]
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_a_network_with_our_kernels_learns_as_without(name: str) -> None:
+@pytest.mark.parametrize(("name", "searches"), [("resnet18", False), ("resnet50", False), ("resnet50", True)])
+def test_a_network_with_our_kernels_learns_as_without(
+    name: str, searches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = False
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", searches)
     first = models.get_model(name, num_classes=10).cuda().to(memory_format=torch.channels_last)
     images = torch.randn(32, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
     labels = torch.arange(32, device="cuda") % 10

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
-from hotloop.kernels.convolution import split_gradients
+from hotloop.kernels.convolution import search_algorithms, split_gradients
 from hotloop.kernels.fuse import fused
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -79,6 +79,38 @@ def test_gradients_of_small_convolutions_go_side_by_side(images: int, ours: int)
     targets = [node.target for node in traced.graph.nodes]
     assert targets.count(torch.ops.hotloop.convolution_backward.default) == ours
     assert targets.count(torch.ops.aten.convolution_backward.default) == 1 - ours
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "of_weight", "ours"),
+    [
+        (torch.bfloat16, torch.channels_last, torch.channels_last, 1),
+        (torch.float16, torch.channels_last, torch.channels_last, 1),
+        (torch.bfloat16, torch.contiguous_format, torch.channels_last, 0),
+        (torch.bfloat16, torch.channels_last, torch.contiguous_format, 0),
+        (torch.float32, torch.channels_last, torch.channels_last, 0),
+    ],
+)
+def test_algorithms_are_searched_for_16_bits_with_channels_last(
+    dtype: torch.dtype, layout: torch.memory_format, of_weight: torch.memory_format, ours: int
+) -> None:
+    def both(x: Tensor, weight: Tensor) -> Tensor:
+        y = functional.conv2d(x, weight, padding=1)
+        grads = torch.ops.aten.convolution_backward(
+            y, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+        with_bias = functional.conv2d(y, weight, torch.ones(16, dtype=dtype))
+        return with_bias.sum() + grads[0].sum() + functional.conv1d(x[:, :, 0], weight[:, :, 0]).sum()
+
+    x = torch.zeros(600, 16, 32, 32, dtype=dtype).contiguous(memory_format=layout)
+    weight = torch.zeros(16, 16, 3, 3, dtype=dtype).contiguous(memory_format=of_weight)
+    traced = make_fx(both, tracing_mode="fake")(x, weight)
+    search_algorithms(traced.graph)
+    split_gradients(traced.graph)
+    traced.graph.lint()
+    targets = [node.target for node in traced.graph.nodes]
+    assert targets.count(torch.ops.hotloop.convolution.default) == ours
+    assert targets.count(torch.ops.hotloop.convolution_backward.default) == ours
 
 
 def test_weights_are_the_models_own() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from hotloop.kernels import batch_norm, batch_norm_ops, convolution, stem
 from hotloop.kernels.batch_norm_ops import fold_sums
-from hotloop.kernels.convolution import split_gradients
+from hotloop.kernels.convolution import search_algorithms, split_gradients
 from hotloop.kernels.stem import arranged_weight
 from hotloop.kernels.trace import trace
 
@@ -61,10 +61,11 @@ class Passes(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         fold_sums(graph)
+        search_algorithms(graph)
         split_gradients(graph)
 
     def uuid(self) -> Any:
-        return b"hotloop passes 2"
+        return b"hotloop passes 3"
 
 
 class _Norm(nn.Module):

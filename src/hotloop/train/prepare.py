@@ -231,8 +231,8 @@ def _preparation(job: Job, task: Task, source: ArraySource | None, notify: Calla
 
 def _prepares_beside(job: Job, task: Task, world: World) -> bool:
     """Where ranks average gradients after backward, as a rule, and once for each batch."""
-    averages_after = job.device == "cuda" and world.size > 1 and job.parallel == "ddp" and bool(job.speed.graph)
-    averages_after = averages_after and not job.ranks.static_graph
+    captured = job.device == "cuda" and bool(job.speed.graph)
+    averages_after = captured and world.size > 1 and job.parallel == "ddp" and not job.ranks.static_graph
     once = job.train.accumulate == 1 and job.data.last_batch != "pad"
     return averages_after and once and task.prepare_is_apart
 
