@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from contenders import Image, hotloop_step, measure
-from record import Figure, add_device, publish
+from record import Figure, add_device, publish, record_so_far
 from step import resnet
 
 from hotloop.kernels import convolution
@@ -64,6 +64,12 @@ def told(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def compared(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    content = {way: told(processes) for way, processes in found.items()}
+    medians = [content[way]["images_per_second"]["median"] for way in (_OURS, _TORCHS)]
+    return {**content, "ratio": medians[0] / medians[1]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=6, help="of each way; two at the least")
@@ -71,6 +77,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     add_device(parser)
     arguments = parser.parse_args()
+    if arguments.processes < 2:
+        parser.error("--processes: two at the least")
     if arguments.one:
         print(json.dumps(one(arguments.one, arguments.device)))
         return
@@ -79,9 +87,9 @@ def main() -> None:
         for _ in range(arguments.processes):
             for number, (way, processes) in enumerate(found.items()):
                 processes.append(run(way, arguments.device, Path(cache) / str(number)))
-    content = {way: told(processes) for way, processes in found.items()}
-    medians = [content[way]["images_per_second"]["median"] for way in (_OURS, _TORCHS)]
-    content["ratio"] = medians[0] / medians[1]
+            if len(found[_OURS]) > 1:
+                content = compared(found)
+                record_so_far("convolutions", content, arguments.device)
     if arguments.device == "cuda":
         publish("convolutions", content, arguments.json)
     else:
