@@ -20,16 +20,21 @@ import torch
 
 Found = TypeVar("Found")
 
-_PROPOSED, _SEARCHED = "ieee", "tf32"
 _IDLE_SECONDS = 1.0
-_WARM_UP_MS, _WARM_UP_IDLE_MS, _TIMED_MS = 1.0, 300.0, 3.0
+_WARM_UP_MS, _WARM_UP_IDLE_MS, _TIMED_MS = 1.0, 300.0, 6.0
 
 
 class _Ways(threading.local):
-    """PyTorch keeps what it found for each thread."""
+    """PyTorch keeps what it found for each thread.
+
+    Attributes:
+        chosen: whether calls with a key take what was searched, else what cuDNN proposes.
+        latest: when the GPU was last busy, in seconds.
+        has_room: memory has sufficed for timing.
+    """
 
     def __init__(self) -> None:
-        self.chosen: dict[Hashable, str] = {}
+        self.chosen: dict[Hashable, bool] = {}
         self.latest = float("-inf")
         self.has_room = True
 
@@ -42,7 +47,7 @@ _settings = threading.RLock()
 def searched(run: Callable[[], Found], key: Hashable) -> Found:
     """What `run`, a convolution of 16-bit numbers on the current GPU, returns, in the faster way.
 
-    Costs some 10 ms, beside the search itself, at the first call of a thread with this key.
+    Costs some 20 ms, beside the search itself, at the first call of a thread with this key, and waits for the GPU then.
 
     Args:
         key: of all calls that may take one way: shapes, types, settings.
@@ -51,22 +56,22 @@ def searched(run: Callable[[], Found], key: Hashable) -> Found:
     with _settings:
         if not cudnn.benchmark or cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
             return run()
-        way = _ways.chosen.get(key)
-        if way is None and torch.cuda.is_current_stream_capturing():
-            way = _PROPOSED  # a search waits for the GPU
-        elif way is None:
-            way = _ways.chosen[key] = _faster(run)
-        with _way(way):
+        search = _ways.chosen.get(key)
+        if search is None and torch.cuda.is_current_stream_capturing():
+            search = False  # it waits for the GPU
+        elif search is None:
+            search = _ways.chosen[key] = _is_faster_searched(run)
+        with _way(search):
             return run()
 
 
-def _faster(run: Callable[[], object]) -> str:
+def _is_faster_searched(run: Callable[[], object]) -> bool:
     from triton.testing import do_bench
 
-    def fastest(way: str) -> float:
-        idle = time.perf_counter() - _ways.latest > _IDLE_SECONDS
-        with _way(way):
+    def fastest(search: bool) -> float:
+        with _way(search):
             run()
+            idle = time.perf_counter() - _ways.latest > _IDLE_SECONDS
             found: float = do_bench(
                 run, warmup=_WARM_UP_IDLE_MS if idle else _WARM_UP_MS, rep=_TIMED_MS, return_mode="min"
             )
@@ -74,22 +79,49 @@ def _faster(run: Callable[[], object]) -> str:
         return found
 
     try:
-        return min((_PROPOSED, _SEARCHED), key=fastest) if _ways.has_room else _SEARCHED
+        return min((False, True), key=fastest) if _ways.has_room else True
     except torch.OutOfMemoryError:  # timing takes 256 MB
         _ways.has_room = False
-        return _SEARCHED
+        return True
+    except RuntimeError:  # cuDNN's own where it has no room; what is wrong with the convolution itself comes once more
+        return True
 
 
 @contextmanager
-def _way(way: str) -> Iterator[None]:
+def _way(search: bool) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
-    wanted = way, way == _SEARCHED
-    before = cudnn.conv.fp32_precision, cudnn.benchmark
-    if before == wanted:
-        yield
-        return
-    cudnn.conv.fp32_precision, cudnn.benchmark = wanted
+    benchmark, place, precision = cudnn.benchmark, None, ""
     try:
+        cudnn.benchmark = search
+        if (cudnn.conv.fp32_precision == "tf32") != search:
+            place = _place_of_precision()
+            precision = place.fp32_precision
+            place.fp32_precision = "tf32" if search else "ieee"
         yield
     finally:
-        cudnn.conv.fp32_precision, cudnn.benchmark = before
+        cudnn.benchmark = benchmark
+        if place is not None:
+            place.fp32_precision = precision
+
+
+def _place_of_precision() -> Any:
+    """The setting that convolutions take their precision from: their own, cuDNN's or that of all.
+
+    One that was not set tells what it follows; were that written back, it would follow no more.
+    """
+    cudnn: Any = torch.backends.cudnn
+    if _follows(cudnn.conv, torch.backends):
+        return torch.backends
+    return cudnn if not _follows(cudnn, torch.backends) and _follows(cudnn.conv, cudnn) else cudnn.conv
+
+
+def _follows(one: Any, other: Any) -> bool:
+    before = other.fp32_precision
+    found = set()
+    try:
+        for precision in ("ieee", "tf32"):
+            other.fp32_precision = precision
+            found.add(one.fp32_precision)
+    finally:
+        other.fp32_precision = before
+    return len(found) > 1

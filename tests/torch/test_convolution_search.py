@@ -1,7 +1,10 @@
 """Which way a convolution takes; without a GPU its times are given."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +86,21 @@ def test_where_timing_finds_no_room_none_is_tried_again(times: Times) -> None:
     times.error = None
     assert search.searched(way, "another") == SEARCHED
     assert times.asked == [PROPOSED]
+
+
+def test_where_a_way_cannot_be_timed_pytorchs_is_taken_and_others_are_timed(times: Times) -> None:
+    times.error = RuntimeError("GET was unable to find an engine to execute this computation")
+    assert search.searched(way, "key") == SEARCHED
+    times.error = None
+    times.of = {PROPOSED: 1.0, SEARCHED: 2.0}
+    assert search.searched(way, "another") == PROPOSED
+    assert search.searched(way, "key") == SEARCHED
+
+
+def test_precisions_that_a_user_sets_before_and_after_hold() -> None:
+    script = Path(__file__).parents[1] / "support" / "precisions.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("81\n", "")
 
 
 def test_an_error_of_the_convolution_leaves_the_settings(times: Times) -> None:
