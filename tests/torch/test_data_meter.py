@@ -55,6 +55,13 @@ def test_the_guilty_stage_is_named(stages: Stages, slow: str, words: str) -> Non
     assert words in speed.advice
 
 
+def test_object_storage_is_not_made_faster_by_a_disk_but_by_what_is_kept_there() -> None:
+    data = {"data": {"train": "s3://photos/train", "workers": 4}}
+    advice = metered(0.06, 10.0, Stages(late=4, reading=15, working=16)).speed(job(**data)).advice
+    assert "read from object storage for 94 % of the time: more of it kept on the local disk" in advice
+    assert "data.cache_gib" in advice
+
+
 def test_a_training_that_is_fed_well_blames_nobody() -> None:
     speed = metered(0.098, 10.0, Stages(late=0.1, working=9)).speed(job())
     assert (speed.share, speed.slow, speed.advice) == (pytest.approx(0.98), "", "")

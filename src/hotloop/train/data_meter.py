@@ -9,6 +9,7 @@ import torch
 from hotloop.core.job import ImagesTask, Job
 from hotloop.core.units import count
 from hotloop.data import crop_decoder
+from hotloop.data.object_store import is_remote
 from hotloop.data.stages import Stages
 from hotloop.train.hardware_decoder import nvjpeg_library
 from hotloop.train.progress import Span
@@ -174,6 +175,9 @@ def _advice(slow: str, stages: Stages, job: Job) -> str:
     number = int(job.data.workers)
     workers = count(number, "worker") if number else "the training process, which has no workers,"
     share = f"{100 * stages.reading / stages.working:.0f} % of the time" if stages.working else "none of the time"
+    if slow == "reading" and is_remote(job.data.train):
+        kept = "more of it kept on the local disk would help (data.cache_gib, and a disk with the room)"
+        return f"{workers} read from object storage for {share}: {kept}, or large files read in order ({pack})"
     if slow == "reading":
         return f"{workers} read files for {share}: a faster disk would help, or large files read in order ({pack})"
     more = "more processors would help" if number else "workers would help (data.workers)"
