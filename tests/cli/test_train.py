@@ -42,14 +42,15 @@ def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
     return file
 
 
-def test_sigterm_before_anything_has_begun_is_a_stop(job: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_anything_has_begun_is_a_stop(job: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "hotloop", "train", "job.toml"]
     child = subprocess.Popen(command, cwd=job.parent, stderr=subprocess.PIPE)
     try:
         status = Path(f"/proc/{child.pid}/status")
-        while not _catches(status.read_text(), signal.SIGTERM):
+        while not _catches(status.read_text(), number):
             assert child.poll() is None
-        child.send_signal(signal.SIGTERM)
+        child.send_signal(number)
         _, err = child.communicate(timeout=60)
     finally:
         child.kill()
@@ -60,6 +61,27 @@ def _catches(status: str, number: signal.Signals) -> bool:
     """By a handler of its own."""
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_notice_that_is_there_already_stops_before_a_step(hotloop: Command, job: Path) -> None:
+    """Else each start of a machine that is about to go would train a step, and its launcher never give up."""
+    notice, run = job.parent / "notice", job.parent / "run"
+    noticed = ["train", "job.toml", "--set", "run.dir=run", "--set", "preemption.file=notice"]
+    notice.touch()
+    stopped = hotloop(*noticed, expect=75)
+    assert "preempted after 0 steps" in stopped.out
+    assert "stopped before its first step, as notice is there asked" in stopped.out
+    assert json.loads((run / "result.json").read_text())["status"] == "preempted"
+    assert not list(run.glob("checkpoints/epoch-*"))
+    notice.unlink()
+    hotloop(*noticed, "--set", "train.epochs=1", expect=0)
+    saved = sorted(run.glob("checkpoints/epoch-*"))
+    notice.touch()
+    stopped = hotloop(*noticed, expect=75)
+    assert "preempted after 4 steps" in stopped.out
+    assert sorted(run.glob("checkpoints/epoch-*")) == saved
+    notice.unlink()
+    assert "finished after 8 steps" in hotloop(*noticed, expect=0).out
 
 
 def test_a_model_in_dataparallel_is_refused(hotloop: Command, job: Path) -> None:

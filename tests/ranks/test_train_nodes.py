@@ -80,11 +80,19 @@ def alone(folder: Path, rank: int, port: int, *options: str) -> AbstractContextM
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_is_replaced(job: Path) -> None:
-    """With all that ran on it: the same words elsewhere go on from the last checkpoint."""
+@pytest.mark.parametrize("losses", [0, 1])
+def test_a_machine_that_is_lost_is_replaced(job: Path, losses: int) -> None:
+    """With all that ran on it: the same words elsewhere go on from the last checkpoint, as often as the others have
+    been started again before.
+    """
     words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--set", "run.dir=run", *NOISY]
+    words += ["--set", "ranks.restarts=1"]
     with started(job.parent, *words, "--node-rank", "0") as first:
         with started(job.parent, *words, "--node-rank", "1") as second:
+            for _ in range(losses):
+                read_until(first, "saved")
+                os.kill(rank_of(second.pid, 1), signal.SIGKILL)
+                read_until(first, "hotloop: rank 0 ended with 1; starting all again from the last checkpoint (1 of 1)")
             read_until(first, "saved")
             rank = rank_of(second.pid, 1)
             second.kill()

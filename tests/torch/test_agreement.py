@@ -57,7 +57,7 @@ class _Rank(World):
 
 def decisions(
     size: int, speeds: list[float], wishes: dict[int, dict[int, Wishes]], steps: int, changes: int = -1,
-    ranks: int = 0, sent: list[int] | None = None,
+    ranks: int = 0, sent: list[int] | None = None, first_seconds: float | None = None,
 ) -> list[list[Wishes]]:  # fmt: skip
     """What each rank was told after each step; rank r's wish after step s is wishes[r][s].
 
@@ -65,6 +65,7 @@ def decisions(
         changes: before this step the pace is said to be another one.
         ranks: that there are, as they take it; only the first `size` of them are here.
         sent: takes how many messages there were.
+        first_seconds: what the step at which the pace changes takes; like all others if not given.
     """
     exchange = _Exchange(size)
     found: list[list[Wishes]] = [[] for _ in range(size)]
@@ -73,9 +74,9 @@ def decisions(
         now = 0.0
         agreement = Agreement(_Rank(rank, exchange, ranks or size), lambda: now)
         for step in range(steps):
-            now += speeds[rank]
             if step == changes:
                 agreement.pace_changes()
+            now += speeds[rank] if step != changes or first_seconds is None else first_seconds
             found[rank].append(agreement.after_step(lambda step=step: wishes[rank].get(step, Wishes())))  # type: ignore[misc]
         agreement.finish()
 
@@ -122,9 +123,22 @@ def test_of_long_steps_none_is_done_after_a_wish() -> None:
 def test_in_a_validation_of_long_batches_a_wish_is_not_asked_for_as_seldom_as_between_short_steps() -> None:
     stop = {step: Wishes(stop=True) for step in range(12, 200)}
     told = decisions(2, [1e-4, 1e-4], {0: {}, 1: stop}, 200, changes=12)
-    assert [at.stop for at in told[0]].index(True) == 13
+    assert [at.stop for at in told[0]].index(True) == 12
     told = decisions(2, [1e-4, 1e-4], {0: {}, 1: stop}, 200)
     assert not any(at.stop for at in told[0]), "once in a thousand"
+
+
+@pytest.mark.parametrize("first_seconds", [1e-4, 1e-3, 5e-3, 0.05, 0.5])
+def test_a_first_batch_that_was_there_already_does_not_set_the_pace_of_long_ones(first_seconds: float) -> None:
+    stop = {step: Wishes(stop=True) for step in range(13, 200)}
+    told = decisions(2, [0.5, 0.5], {0: {}, 1: stop}, 200, changes=10, first_seconds=first_seconds)
+    assert 13 <= [at.stop for at in told[0]].index(True) <= 14
+
+
+@pytest.mark.parametrize("step", [0, 1, 10, 11])
+def test_long_steps_are_known_to_be_long_from_the_first(step: int) -> None:
+    told = decisions(2, [20.0, 20.0], {0: {}, 1: {step: Wishes(stop=True)}}, 13, changes=10)
+    assert [at.stop for at in told[0]].index(True) == step
 
 
 @pytest.mark.parametrize(("ranks", "steps_between"), [(2, 1), (256, 1), (1024, 4), (8192, 32)])

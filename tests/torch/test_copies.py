@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -21,12 +22,14 @@ import torch
 from command import Command
 from runs import weights_of, write_small_job
 
-from hotloop import Checkpointer
+from hotloop import Checkpointer, train_job
 from hotloop.core.errors import InputError
-from hotloop.core.job_file import parse_job
+from hotloop.core.job_file import load_job, parse_job
+from hotloop.core.machine import read_machine
 from hotloop.storage.client_key import make_key
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
 from hotloop.train.checkpoint.copies import Copies
+from hotloop.train.observer import Event, Logged, Observer
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,28 @@ def test_a_copy_that_was_not_finished_is_made_by_the_next_start(hotloop: Command
     assert "no copy at" not in done.err
     assert f"copied to s3://{bucket}/models/mine/epoch-0002-step-00000012" in done.err
     assert not left.exists()
+
+
+def test_a_stop_is_noted_before_its_copy_is_waited_for(
+    job: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A notice may give less time than the store takes."""
+    monkeypatch.chdir(job.parent)
+    noted: list[str] = []
+
+    def done(copies: Copies) -> bool:
+        noted.append(json.loads(Path("mine/result.json").read_text())["status"])
+        return True
+
+    class Stops(Observer):
+        def on(self, event: Event) -> None:
+            if isinstance(event, Logged):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Copies, "done", done)
+    _, result = train_job(load_job(job, to(bucket)[1::2]), read_machine(), Stops())
+    assert result.status == "preempted"
+    assert noted == ["preempted"]
 
 
 def test_a_damaged_copy_is_passed_over(hotloop: Command, job: Path, bucket: str) -> None:

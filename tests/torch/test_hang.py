@@ -1,5 +1,6 @@
 """Which rank is named when none makes progress."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,19 @@ def test_ranks_that_have_ended_wait_for_those_of_other_machines(tmp_path: Path) 
         heart.beat()
     assert hang.Watch(tmp_path, 0.0, lambda moved: 0).hung() == ""
     assert hang.Watch(tmp_path, 0.0).hung(), "of one machine alone there is nobody to wait for"
+
+
+def test_a_disk_that_is_full_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heart, watch = Heart(replace(ALONE, size=2, folder=str(tmp_path))), hang.Watch(tmp_path, 1000.0)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with heart:
+        monkeypatch.setattr(Path, "write_text", full)
+        heart.beat()
+        while watch.beats()[0].beats == 0:
+            assert not watch.hung()
 
 
 def test_a_disk_that_takes_long_is_no_hang(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from hotloop.core.errors import InputError
+from hotloop.core.stopping import stop_at_once
 from hotloop.train import notices
 from hotloop.train.notices import cloud_of_machine, looks
 from hotloop.train.preemption import Preemption
@@ -222,6 +225,49 @@ def test_slurms_signal_is_a_notice_and_a_programs_own_handler_stays() -> None:
             assert (preemption.requested, seen) == ("", [signal.SIGUSR1])
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_slurms_signal_is_a_notice_where_it_would_have_ended_a_command_that_begins() -> None:
+    before = signal.signal(signal.SIGUSR1, stop_at_once)
+    try:
+        with Preemption("off") as preemption:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert preemption.requested == "SIGUSR1"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+_STOPPING_RANK = """
+import os, sys
+from hotloop.train.preemption import Preemption
+with Preemption("off", ranks_folder=sys.argv[1]) as preemption:
+    while not preemption.requested:
+        pass
+    print("stopping", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_rank_that_is_about_to_save_ends_when_others_are_gone(tmp_path: Path, repeated: bool) -> None:
+    """Who has started them ends them all by SIGTERM then; one that all processes get is a notice once more."""
+    stop = tmp_path / "stop"
+    stop.write_text("SIGTERM")
+    command = [sys.executable, "-c", _STOPPING_RANK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin
+        assert rank.stdout
+        rank.stdout.readline()
+        if not repeated:
+            os.utime(stop, (0, 0))
+        else:
+            os.utime(stop)
+        rank.send_signal(signal.SIGTERM)
+        if repeated:
+            with pytest.raises(subprocess.TimeoutExpired):
+                rank.wait(3)
+            rank.stdin.close()
+        assert rank.wait(30) == (0 if repeated else 143)
 
 
 def test_a_mount_that_stands_still_makes_nobody_deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ import click
 from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.files import write_atomic
 from hotloop.core.run import Run
+from hotloop.core.stopping import STOPPED_EARLY
 from hotloop.launch.ray_plan import is_web, read_plan
 
 _FRUITLESS = 5
 """So many starts in a row that have saved nothing new are the last."""
 _WAIT_SECONDS = 10.0
 """Before another start after one that has saved nothing; twice as long each time."""
-_STOPPED_EARLY = 75
 _READ_AT_IMPORT = {"RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
 """By Ray: lines of workers as they are."""
 
@@ -47,7 +47,7 @@ def drive(file: Path) -> int:
         _leave(folder, f"failed {type(error).__name__}")
         raise
     _leave(folder, "cancelled" if cancelled.exists() and state != "finished" else state)
-    return 0 if state == "finished" else _STOPPED_EARLY
+    return 0 if state == "finished" else STOPPED_EARLY
 
 
 def _leave(folder: Path, word: str) -> None:

@@ -20,12 +20,10 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import load_job
 from hotloop.core.machine import read_machine
 from hotloop.core.run import Result, Run, plain
+from hotloop.core.stopping import STOPPED_EARLY, stop_at_once
 from hotloop.core.tuning import ProcessSettings
 from hotloop.core.units import count, escaped, format_amount, format_seconds
 from hotloop.launch.fruitless import STARTS, count_start
-
-_STOPPED_EARLY = 75
-"""EX_TEMPFAIL: schedulers that know it start the job again."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,9 +91,12 @@ def train(
 
 
 def _stop_early() -> None:
-    """SIGTERM while torch is still imported is a stop like any other. Ranks leave it to who has started them."""
-    if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED_EARLY))
+    """SIGTERM and Slurm's SIGUSR1 while torch is still imported are stops like any other. Ranks leave them to who has
+    started them.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if "RANK" not in os.environ and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, stop_at_once)
 
 
 def _place(nnodes: int, node_rank: int, endpoint: str) -> tuple[str, int]:
@@ -174,8 +175,8 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool, one_nod
                 last = not world.folder  # else the agent that has started this rank may end it at any time
                 run, result = train_job(job, machine, observer, resume, world=world, last=last)
         except StopRequested:  # of one of several ranks, while the others wait for it; what was saved last is kept
-            world.note("code", str(_STOPPED_EARLY))
-            raise SystemExit(_STOPPED_EARLY) from None
+            world.note("code", str(STOPPED_EARLY))
+            raise SystemExit(STOPPED_EARLY) from None
         except HotloopError as error:
             world.note("code", str(error.exit_code))
             if not world.claims("error"):
@@ -189,7 +190,7 @@ def _train(command: Sequence[str], job: Job, resume: str, as_json: bool, one_nod
                 world.note(f"{PEER_LOST}-{world.rank}", gone)
             told = world.claimed("error", "traceback")
             raise SystemExit(1 if told else f"rank {world.rank} ends: {gone}") from None
-        code = 0 if result.status == "finished" else _STOPPED_EARLY
+        code = 0 if result.status == "finished" else STOPPED_EARLY
         if world.local_rank == 0:
             world.note("code", str(code))
         if world.first:
@@ -258,7 +259,8 @@ def summary(command: Sequence[str], run: Run, result: Result, fixed: bool) -> st
         lines += [escaped(f"  {damaged['path']}: {damaged['reason']}") for damaged in result.corrupt_files]
     if result.status == "preempted":
         again = shlex.join([*command, *([] if fixed else ["--set", f"run.dir={directory}"])])
-        lines.append(f"saved, as {result.stopped_by} asked; to continue: {again}")
+        done = "saved" if result.steps else "stopped before its first step"
+        lines.append(f"{done}, as {result.stopped_by} asked; to continue: {again}")
     if run.report_file.exists():
         lines.append(f"report: {directory}/{run.report_file.name}")
     return "\n".join(line for line in lines if line)

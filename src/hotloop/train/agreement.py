@@ -57,7 +57,8 @@ class Agreement:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._until, self._at_once = 1, False
+        """With the first two steps as though they were long: they can be, and the first may have been there already."""
+        self._until, self._at_once, self._is_paced = 1, True, False
         self._steps, self._since = 0, self._clock()
 
     def after_step(self, wishes: Callable[[], Wishes]) -> Wishes:
@@ -71,7 +72,8 @@ class Agreement:
         wish, each = wishes(), (self._clock() - self._since) / self._steps
         wish = Wishes(wish.stop, wish.log and not found.log, wish.save and not found.save)  # those are done next
         self._since, self._steps = self._clock(), 0
-        pause = self._slower * min(float(_MOST_STEPS), _SECONDS / max(each, 1e-9))
+        pause = self._slower * min(float(_MOST_STEPS), _SECONDS / max(each, 1e-9)) if self._is_paced else 0.0
+        self._is_paced = True
         values = torch.tensor([wish.stop, wish.log, wish.save, -pause], dtype=torch.float64)
         self._sent = (self._world.largest_later(values), values)
         return self._received() if self._at_once else found

@@ -1,6 +1,5 @@
 """The ranks of this machine: started by torchrun's own agent, watched, and started again when one is lost."""
 
-import itertools
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from hotloop.core.environment import environment
 from hotloop.core.errors import HotloopError
 from hotloop.core.job import RanksSection
+from hotloop.core.stopping import STOPPED_EARLY
 from hotloop.core.units import format_seconds
 from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
@@ -35,7 +35,6 @@ _LOOK_SECONDS = 0.2
 _ABANDON_SECONDS = 5.0
 _GRACE_SECONDS = 10.0
 """For ranks to find out by themselves that others are gone, and say how."""
-_STOPPED_EARLY = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -89,7 +88,7 @@ def train_in_ranks(
     ):  # fmt: skip
         reached, failed_before = _reached(nodes, notify), ""
         restarts = _Restarts(settings.restarts)
-        for restart in itertools.count():
+        for restart in machines.restarts():
             machines.begin(restart)
             attempt = _Attempt(Path(name), number, restart, limit, nodes, machines)
             lost = attempt.run(command, {**reached, **_after_a_loss(restart), **_visible(gpus)})
@@ -99,6 +98,8 @@ def train_in_ranks(
                 notify(end.text)
                 machines.tell(end)
                 return end.code
+            if attempt.is_behind:
+                continue
             may = restarts.may_follow(attempt.resumed_at) and not attempt.stopping
             comes_again = not lost.outside and attempt.failed != "" and attempt.failed == failed_before
             again = may and (lost.outside or attempt.progressed) and not comes_again
@@ -140,7 +141,7 @@ class _Restarts:
 
 def _given_up(lost: Lost, stopping: bool, nodes: Nodes, machines: Machines) -> int:
     """Tell the other machines; the exit code: a stop's where one was asked for, as what was saved last is there."""
-    code = _STOPPED_EARLY if stopping and lost.outside else 1
+    code = STOPPED_EARLY if stopping and lost.outside else 1
     machines.tell(End(code, f"{lost.text}, on machine {nodes.rank}"))
     return code
 
@@ -229,8 +230,13 @@ class _Attempt:
         several = self._nodes.number > 1
         if self.stopping and not self.progressed and (several or (self._lost and self._lost.outside)):
             who = f"machine {self._nodes.rank}" if several else "the training"
-            return End(_STOPPED_EARLY, f"{who} was asked to stop before anything was trained")
+            return End(STOPPED_EARLY, f"{who} was asked to stop before anything was trained")
         return self._machines.over() if several else None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether other machines were at a later start than the one to which this one came, as a replacement does."""
+        return self._nodes.number > 1 and not self._watch.beats() and self._machines.is_ahead(self._restart)
 
     @property
     def progressed(self) -> bool:
@@ -349,16 +355,18 @@ def _stopped_by_signals(file: Path) -> Iterator[None]:
     """Signals become a notice to the ranks; a second Ctrl-C interrupts at once, as usual. Afterwards the process only
     ends: signals are ignored, as they would change its exit code.
     """
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
+    notices = {number: file.with_suffix(f".{number.name}") for number in heard}
 
     def stop(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        unfinished = file.with_suffix(".part")
-        unfinished.write_text(signal.Signals(number).name)
-        unfinished.replace(file)
+        with suppress(FileNotFoundError):  # a second one of that kind
+            notices[signal.Signals(number)].replace(file)
+        os.utime(file)
 
-    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's stay so
     for number in heard:
+        notices[number].write_text(number.name)  # now: later the disk may be full
         signal.signal(number, stop)
     try:
         yield

@@ -18,6 +18,7 @@ from hotloop.train.progress import Span
 from hotloop.train.world import World
 
 _SECONDS = 0.5
+_BEAT_BYTES = 256
 PATIENCE_SECONDS = 3600.0
 """For what a disk or a store does."""
 ENDED = "ended"
@@ -123,8 +124,7 @@ class Heart:
             self._end.set()
             self._thread.join()
             self.phase = ENDED
-            with suppress(OSError):
-                self._write()
+            self._write()
             faulthandler.unregister(signal.SIGUSR2)
             self._stacks.close()
 
@@ -133,8 +133,8 @@ class Heart:
         while not self._end.wait(_SECONDS):
             if time.monotonic() < self._patient_until:
                 self._signs += 1
-            with suppress(OSError):  # a disk that is full for a moment does not make a rank hang
-                self._write()
+            self._write()
+            with suppress(OSError):
                 if asked_file(folder).exists() and not collective_file(folder, self.world.rank).exists():
                     self._write_collective(folder)
 
@@ -150,8 +150,13 @@ class Heart:
         file = heartbeat_file(Path(self.world.folder), self.world.rank)
         unfinished = file.with_suffix(".part")
         beat = Heartbeat(self.world.rank, os.getpid(), self._beats, self._signs, self.step, self.phase)
-        unfinished.write_text(json.dumps(asdict(beat)))
-        unfinished.replace(file)
+        text = json.dumps(asdict(beat)).ljust(_BEAT_BYTES)
+        try:
+            unfinished.write_text(text)
+            unfinished.replace(file)
+        except OSError:  # a disk that is full does not make a rank hang: the room that the file has suffices
+            with suppress(OSError), file.open("r+") as opened:
+                opened.write(text)
 
 
 def heartbeat_file(folder: Path, rank: int) -> Path:

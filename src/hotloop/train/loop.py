@@ -156,9 +156,15 @@ class Loop:
         self._agreed_to_stop = False
 
     def run(self) -> bool:
-        """Train. Returns whether the epochs are done; if not, the run was asked to stop, and is saved."""
+        """Train. Returns whether the epochs are done; if not, the run was asked to stop and is saved.
+
+        Copies of checkpoints are not waited for then.
+        """
         with closing(self._batches), self._closed_at_the_end():
             try:
+                if self._world.any(bool(self._parts.preemption.requested)):
+                    self._agreed_to_stop, self._saved = True, self.progress.position  # nothing is there to be lost
+                    raise StopRequested
                 self._reserve()
                 while self.progress.epoch < self._job.train.epochs:
                     self._train_epoch()
@@ -178,6 +184,7 @@ class Loop:
                 self._save_what_is_begun()
                 raise
             self._save_and_wait()
+            self.wait_for_copies()
             self._agreement.finish()
             return True
 
@@ -415,6 +422,11 @@ class Loop:
         self._parts.heart.enter("saving")
         self._wait_together(self._has_saved)
         self._end_saving()
+        self._parts.heart.enter("ending")
+
+    def wait_for_copies(self) -> None:
+        """Of checkpoints, until they are in the store; all ranks call it."""
+        self._parts.heart.enter("saving")
         self._wait_together(lambda: self._parts.copies is None or self._parts.copies.done())
         self._look_at_copies(wait=True)
         self._parts.heart.enter("ending")

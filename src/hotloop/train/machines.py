@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -180,6 +180,15 @@ class Machines:
         elif self._told:
             self._wait_for_others()
         self._asking.end()
+
+    def restarts(self) -> Iterator[int]:
+        """0, 1, 2, ...: of starts, without those that other machines have left behind."""
+        restart = 0
+        while True:
+            yield restart
+            restart += 1
+            while self.is_ahead(restart):
+                restart += 1
 
     def begin(self, restart: int) -> None:
         """This machine starts its ranks, for the so-manieth time after the first."""

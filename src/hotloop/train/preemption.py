@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from hotloop.core.stopping import stop_at_once
 from hotloop.train.notices import Look, looks
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
+_SIGNALS_OF_RANKS = "signals"
 _RANKS_SECONDS, _STOP_SECONDS, _GRACE_SECONDS, _JOIN_SECONDS = 0.2, 0.5, 1.0, 2.0
 
 
@@ -52,15 +54,16 @@ class Preemption:
         self._looks = looks(cloud, address, file)
         self._signals: tuple[signal.Signals, ...] = _SIGNALS
         self._every_seconds = every_seconds
-        self._is_rank, self._told = False, 0.0
+        self._told = 0.0
+        self._stop: Path | None = None  # of a rank
         self._heard: tuple[int, int] | None = None
         self._last = last
         if stop_file:
             self._look_often(Path(stop_file), _STOP_SECONDS)
         if ranks_folder:
-            self._look_often(Path(ranks_folder) / "stop", _RANKS_SECONDS)
+            self._stop = Path(ranks_folder) / "stop"
+            self._look_often(self._stop, _RANKS_SECONDS)
             self._signals = (signal.SIGUSR1, signal.SIGTERM)
-            self._is_rank = True
         self._warn = warn
         self._end = threading.Event()
         self._watchers: list[threading.Thread] = []
@@ -79,13 +82,13 @@ class Preemption:
     def __enter__(self) -> "Preemption":
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
-                if number != signal.SIGUSR1 or signal.getsignal(number) is signal.SIG_DFL:
+                if number != signal.SIGUSR1 or signal.getsignal(number) in (signal.SIG_DFL, stop_at_once):
                     self._previous[number] = signal.signal(number, self._notice)
-            if self._is_rank:  # written to when a signal comes, also while the main thread waits for other ranks
+            if self._stop:  # written to when a signal comes, also while the main thread waits for other ranks
                 self._heard = os.pipe2(os.O_NONBLOCK)
                 signal.set_wakeup_fd(self._heard[1], warn_on_full_buffer=False)
         self._end.clear()
-        listened = {"signals": partial(self._end_if_told, self._heard[0])} if self._heard else {}
+        listened = {_SIGNALS_OF_RANKS: partial(self._end_if_told, self._heard[0])} if self._heard else {}
         self._watchers = [  # one each: a file on a mount that stands still makes nobody deaf for the rest
             threading.Thread(target=self._watch, args=watched, name="hotloop-notices", daemon=True)
             for watched in [*self._looks.items(), *listened.items()]
@@ -108,7 +111,7 @@ class Preemption:
             self._heard = None
 
     def _notice(self, number: int, frame: FrameType | None) -> None:
-        if self._is_rank and number == signal.SIGTERM:
+        if self._stop and number == signal.SIGTERM:
             return  # see _end_if_told
         self._reason = signal.Signals(number).name
         if number == signal.SIGINT:
@@ -116,7 +119,7 @@ class Preemption:
 
     def _watch(self, name: str, look: Look) -> None:
         warned = False
-        while not self._reason:
+        while not self._reason or name == _SIGNALS_OF_RANKS:
             try:
                 if (found := look()) and not self._reason:  # a signal or another look may have come first meanwhile
                     self._reason = found
@@ -129,13 +132,16 @@ class Preemption:
 
     def _end_if_told(self, heard: int) -> str:
         """SIGTERM that comes to all processes of a container is a notice, as the one that has started this rank says;
-        from that one alone, it is the end. Nothing of it is a notice itself.
+        from that one alone, it is the end, also of a rank that is about to save: others are gone. Nothing of it is a
+        notice itself.
         """
         with suppress(BlockingIOError):
             if signal.SIGTERM in os.read(heard, 64):
-                self._told = self._told or time.monotonic()
-        if self._told and time.monotonic() - self._told > _GRACE_SECONDS:
-            os._exit(128 + signal.SIGTERM)
+                self._told = time.time()
+        if self._told and time.time() - self._told > _GRACE_SECONDS:
+            if self._stop and not _is_since(self._stop, self._told - _GRACE_SECONDS):
+                os._exit(128 + signal.SIGTERM)
+            self._told = 0.0
         return ""
 
 
@@ -151,6 +157,14 @@ def _seldom(look: Look, every_seconds: float) -> Look:
         return look()
 
     return looked
+
+
+def _is_since(file: Path, seconds: float) -> bool:
+    """Whether a file was written since then."""
+    try:
+        return file.stat().st_mtime >= seconds
+    except OSError:
+        return False
 
 
 def _read(file: Path) -> str:

@@ -338,6 +338,8 @@ class _Training:
         stopped_by = next(filter(None, heard), "")
         result = self._result(loop, "finished" if finished else "preempted", resumed_from, stopped_by)
         self._end(result, loop)
+        if not finished:  # after the result: a store may take longer than a notice gives
+            loop.wait_for_copies()
         return result
 
     def _found(self, named: Loaded | None) -> Loaded | None:
