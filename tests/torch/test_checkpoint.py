@@ -17,10 +17,11 @@ from torch import nn
 
 from hotloop import ArrayDataset, Checkpointer
 from hotloop.core.errors import CheckpointError, InputError
+from hotloop.core.history import History
 from hotloop.core.job_file import parse_job
 from hotloop.core.units import Interval
 from hotloop.train.checkpoint.checkpointer import Loaded, load_checkpoint, named_checkpoint
-from hotloop.train.checkpoint.files import manifest_text, read_manifest
+from hotloop.train.checkpoint.files import MANIFEST, manifest_text, read_manifest
 from hotloop.train.checkpoint.hashes import HashedTogether
 from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval
 from hotloop.train.checkpoint.table import stored_checkpoints
@@ -365,6 +366,16 @@ def test_what_is_decayed_decides_what_comes_next(tmp_path: Path) -> None:
         check_identity(loaded, identity_with(True))
 
 
+def test_no_bit_of_a_manifest_may_change(tmp_path: Path) -> None:
+    path = filled(tmp_path, [1])[0]
+    written = (path / MANIFEST).read_bytes()
+    for bit in range(8 * len(written)):
+        changed = bytearray(written)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((TypeError, ValueError)):
+            read_manifest(bytes(changed))
+
+
 def test_youngs_interval() -> None:
     assert young_interval(2.0, 3600.0) == pytest.approx(120.0)
 
@@ -402,8 +413,21 @@ def test_automatic_saves_cost_at_most_a_hundredth_and_follow_young() -> None:
     clock.now = 201
     assert saves.due(3, finished_epochs=3)
     assert not saves.due(3, None)
-    clock.now = young_interval(2.0, 20_000) + 1
+    clock.now = young_interval(2.0, 20_300) + 1
     assert saves.due(4, None)
+
+
+def test_what_a_run_has_met_so_far_says_how_often_it_is_saved() -> None:
+    clock = Clock()
+    known = SaveSchedule("auto", 3600, clock, History(seconds=36_000, interruptions=10))
+    calm = SaveSchedule("auto", 3600, clock)
+    for saves in (known, calm):
+        saves.saved(2.0, 2.0)
+    assert known.every_seconds == pytest.approx(young_interval(2.0, 3600))
+    assert calm.every_seconds == pytest.approx(young_interval(2.0, 3600))
+    clock.now = 36_000
+    assert known.every_seconds == pytest.approx(young_interval(2.0, 75_600 / 11))
+    assert calm.every_seconds == pytest.approx(young_interval(2.0, 39_600)), "ten hours without an interruption"
 
 
 def test_a_save_in_the_background_costs_what_the_training_waits_for_it() -> None:

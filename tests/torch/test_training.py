@@ -26,6 +26,7 @@ from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
 from hotloop.train.checkpoint import saving
 from hotloop.train.checkpoint.checkpointer import Checkpointer, load_checkpoint
+from hotloop.train.checkpoint.schedule import SaveSchedule
 from hotloop.train.checkpoint.staging import Staged
 from hotloop.train.host_memory import HostMemory
 from hotloop.train.loop import Loop
@@ -603,16 +604,30 @@ def test_layers_that_a_task_froze_stay_frozen_through_validation(make_images: Ma
     assert not any(seen)
 
 
-def test_a_run_learns_how_often_it_is_interrupted(make_images: Make, tmp_path: Path) -> None:
+def test_a_run_learns_how_often_it_is_interrupted(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[History] = []
+
+    class Schedule(SaveSchedule):
+        def __init__(self, *arguments: Any, history: History) -> None:
+            known.append(history)
+            super().__init__(*arguments, history=history)
+
+    def fail(event: Event) -> None:
+        if isinstance(event, Logged) and event.progress.step == 3:
+            raise ValueError("as a GPU that has fallen off the bus")
+
+    monkeypatch.setattr("hotloop.train.loop.SaveSchedule", Schedule)
     job = small(make_images(), tmp_path / "run", log__every=1)
     done, _ = run(job, stop_at(2))
-    assert read_history(done.starts_file) == History()
+    with pytest.raises(ValueError, match="fallen"):
+        run(job, Told(fail))
     run(job)
-    history = read_history(done.starts_file)
-    assert history.interruptions == 1
-    assert 0 < history.seconds < 600
     run(small(tmp_path / "images", tmp_path / "run", log__every=1, train__epochs=3))
-    assert read_history(done.starts_file).interruptions == 1, "a run that is made longer was not interrupted"
+    assert [history.interruptions for history in known] == [0, 1, 2, 2], "the end of all epochs is none"
+    assert 0 < known[1].seconds < known[3].seconds < 600
+    assert read_history(done.starts_file) == known[-1]
 
 
 def test_memory_for_checkpoints_is_there_before_the_first_step(

@@ -13,7 +13,7 @@ class History:
 
     Attributes:
         seconds: for which its earlier starts ran.
-        interruptions: how many of them were killed, preempted or stopped.
+        interruptions: how many of them were killed, preempted or stopped, or failed.
     """
 
     seconds: float = 0.0
@@ -47,7 +47,7 @@ def note_start(file: Path, now: float, last_sign: float | None, was_interrupted:
     Args:
         now: seconds since 1970.
         last_sign: when the start before this one last wrote something; None: there was none.
-        was_interrupted: whether that one ended otherwise than by itself.
+        was_interrupted: whether that one ended before it had finished.
         launched: by what, as which job of it, and where; empty: by hand.
     """
     lines = file.read_text().splitlines() if file.exists() else []

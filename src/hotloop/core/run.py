@@ -153,7 +153,7 @@ class Run:
         written = self.metrics_file.stat().st_mtime if self.metrics_file.exists() else None
         result = self.result()
         with suppress(OSError):  # a full disk stops the run where something is lost by it
-            note_start(self.starts_file, now, written, result is None or result.status == "preempted", launched)
+            note_start(self.starts_file, now, written, result is None or result.status != "finished", launched)
         return read_history(self.starts_file)
 
     def write_start(self, job: Job, machine: Machine) -> None:

@@ -129,8 +129,7 @@ class Loop:
             rank=parts.world.rank, ranks=parts.world.size, warn=parts.observer.warn,
         )  # fmt: skip
         self._saving: _Begun | None = None
-        expected = parts.history.expected_seconds(job.checkpoint.interruption.amount)
-        self._saves = SaveSchedule(job.checkpoint.every, expected)
+        self._saves = SaveSchedule(job.checkpoint.every, job.checkpoint.interruption.amount, history=parts.history)
         parts.heart.planned(self._saves.every_seconds)
         self._losses = Losses(parts.step.losses, parts.train.dataset, parts.world)
         self._batches = parts.train.batches(progress.epoch, progress.batch, job.train.epochs - progress.epoch)

@@ -201,14 +201,14 @@ def manifest_text(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(text: bytes) -> dict[str, Any]:
-    """What a manifest says; those of earlier versions have no SHA-256.
+    """What a manifest says.
 
     Raises:
         TypeError, ValueError: it is no manifest, or not as it was written.
     """
     content: dict[str, Any] = json.loads(text)
-    if content.pop("sha256", None) not in (None, _digest(content)):
-        raise ValueError(f"{MANIFEST} is not as it was written: its SHA-256 is another")
+    if content.pop("sha256", None) != _digest(content):
+        raise ValueError(f"{MANIFEST} is not as it was written: its SHA-256 is another, or gone")
     return content
 
 

@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from hotloop.core.history import History
 from hotloop.core.save_interval import young_interval
 from hotloop.core.units import Interval, format_seconds
+
+_NO_HISTORY = History()
 
 
 class SaveSchedule:
@@ -16,8 +20,9 @@ class SaveSchedule:
 
     Args:
         every: an interval, or "auto".
-        interruption_seconds: expected time between interruptions, for "auto".
+        interruption_seconds: between two interruptions, as it is taken to be before anything is known, for "auto".
         clock: seconds, monotonic.
+        history: of the run's earlier starts.
     """
 
     _FIRST_SAVE_SECONDS = 1.0
@@ -26,12 +31,14 @@ class SaveSchedule:
     """Of waiting."""
 
     def __init__(
-        self, every: Interval | str, interruption_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, every: Interval | str, interruption_seconds: float, clock: Callable[[], float] = time.monotonic,
+        history: History = _NO_HISTORY,
+    ) -> None:  # fmt: skip
         self._every = every
         self._interruption_seconds = interruption_seconds
         self._clock = clock
-        self._last = clock()
+        self._history = history
+        self._started = self._last = clock()
         self._stalled_seconds = 0.0
         self._save_seconds = 0.0
         self._told = False
@@ -52,7 +59,9 @@ class SaveSchedule:
         """Between saves, as it looks now; 0 where steps or epochs are counted."""
         if isinstance(self._every, Interval):
             return self._every.amount if self._every.unit == "seconds" else 0.0
-        young = young_interval(self._stalled_seconds or self._FIRST_SAVE_SECONDS, self._interruption_seconds)
+        so_far = replace(self._history, seconds=self._history.seconds + self._clock() - self._started)
+        expected = so_far.expected_seconds(self._interruption_seconds)
+        young = young_interval(self._stalled_seconds or self._FIRST_SAVE_SECONDS, expected)
         return max(young, self._save_seconds)
 
     def due(self, step: int, finished_epochs: int | None) -> bool:
