@@ -14,6 +14,10 @@ from pathlib import Path
 from faults.trials import STEPS, Started, Trial, started
 
 STOPPED_EARLY = 75
+_LAST_STEPS = 12
+"""After which a signal finds a run that is about to end."""
+_HANG_SECONDS = 60.0
+"""For a rank that stands still to be found by a limit of 6 s, and told."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,13 @@ class Outcome:
     """Of a start that was disturbed.
 
     Attributes:
+        done: to whom or what, and when, in words; empty: it ended before anything could be done.
         wrong: what should not have been; empty if all was as it should.
         hung: it did not end, or left processes behind.
         damaged: a checkpoint that must not be continued.
     """
 
+    done: str = ""
     wrong: str = ""
     hung: bool = False
     damaged: str = ""
@@ -36,64 +42,91 @@ Kind = Callable[[Trial, random.Random, float], Outcome]
 
 
 def killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """SIGKILL to any of its processes, at any moment. Of several ranks all are started again; one ends as it is."""
+    """SIGKILL to any of its processes, at any moment. Of several ranks all are started again; one ends as it is. What
+    loads data or writes checkpoints for them is done without.
+    """
+    done, codes = "", (0,)
     with started(trial) as training:
         _wait(trial, training, moments, seconds)
-        if training.process.poll() is None:
-            _kill(moments.choice(training.processes() or [training.process.pid]))
-    expected = (0, -signal.SIGKILL, STOPPED_EARLY)
-    return _ended(training, (*expected, 1) if trial.setting == "one" else expected)
+        if there := training.processes():
+            victim = moments.choice(there)
+            done = training.role(victim)
+            _kill(victim)
+            codes = (-signal.SIGKILL,) if victim == training.process.pid else (0,)
+    return _ended(training, codes, done)
 
 
 def terminated(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """SIGTERM at any moment: saved and 75, or it had ended, or had not begun."""
+    """SIGTERM at any moment: saved and 75, or it was about to end, or had not begun to listen."""
     with started(trial) as training:
         _wait(trial, training, moments, seconds)
+        before, here = trial.logged_step, training.process.poll() is None
         training.process.send_signal(signal.SIGTERM)
-    return _ended(training, (0, STOPPED_EARLY, -signal.SIGTERM))
+    deaf, over = before == 0, before >= STEPS - _LAST_STEPS
+    codes = (STOPPED_EARLY, *[-signal.SIGTERM] * deaf, *[0] * over)
+    return _stopped(trial, training, codes, "training" if before else "starting") if here else Outcome()
 
 
 def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """A notice while it starts, compiles, loads, trains, validates or saves."""
+    """A notice while it starts, compiles, loads, trains, validates or saves, in turns."""
     notice = trial.run.with_suffix(".notice")
     code = trial.run.with_suffix(".code")
-    trial = replace(trial, variables={"TORCHINDUCTOR_CACHE_DIR": str(code)})  # what others have compiled is not there
-    steps = 22  # an epoch has 23
-    phases: dict[str, Callable[[], bool]] = {
-        "starting": lambda: True,
-        "loading": lambda: bool(trial.records("step")) and bool(training.workers()),
-        "training": lambda: bool(trial.records("step")),
-        "validating": lambda: len(trial.records("step")) >= steps,
-        "saving": lambda: any((trial.run / "checkpoints").glob(".epoch-*")),
-    }
-    if trial.setting == "compiled":
-        phases = {"compiling": lambda: any(code.rglob("*.cpp"))}
+    trial = replace(trial, variables={**trial.variables, "TORCHINDUCTOR_CACHE_DIR": str(code)})  # not others' code
+    phases = (
+        ["compiling"] if trial.setting == "compiled" else ["starting", "loading", "training", "validating", "saving"]
+    )
+    phase = phases[trial.number % len(phases)]
     with started(trial, f"preemption.file={notice}", "preemption.every=0.1") as training:
-        phase = moments.choice(sorted(phases))
-        training.wait_until(phases[phase])
-        with _held(training.workers() if phase == "loading" else []):
-            notice.touch()
-    notice.unlink()
-    return _ended(training, (0, STOPPED_EARLY))
+        begun: dict[str, Callable[[], bool]] = {
+            "starting": lambda: "starting" in training.phases(),
+            "compiling": lambda: any(code.rglob("*.cpp")),
+            "loading": lambda: bool(trial.logged_step and training.workers()),
+            "training": lambda: bool(trial.logged_step),
+            "validating": lambda: "validating" in training.phases(),
+            "saving": lambda: any((trial.run / "checkpoints").glob(".epoch-*")),
+        }
+        done = ""
+        while not done and training.wait_until(begun[phase]):
+            with _held(training.workers() if phase in ("loading", "validating") else []):
+                if phase != "validating" or begun[phase]():
+                    notice.touch()
+                    done = phase
+    notice.unlink(missing_ok=True)
+    return _stopped(trial, training, (STOPPED_EARLY,), done)
 
 
 def worker_killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """SIGKILL to a process that loads data: the training goes on with another."""
+    """SIGKILL to a process that loads data: the training goes on with another, and says so."""
+    done = ""
     with started(trial) as training:
-        training.wait_until(lambda: bool(trial.records("step")) and bool(training.workers()))
-        if workers := training.workers():
-            _kill(moments.choice(workers))
-    return _ended(training, (0,))
+        if training.wait_until(lambda: bool(trial.logged_step and training.workers())):
+            worker = moments.choice(training.workers() or [0])
+            done = "worker" if worker else ""
+            if worker:
+                _kill(worker)
+    outcome = _ended(training, (0,), done)
+    told = not done or trial.logged_step < STEPS or "data worker" in training.err
+    return outcome if told else replace(outcome, wrong=outcome.wrong or "that a worker died was not told")
 
 
 def hung(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
-    """A rank stops for good: it is named, and the job ends."""
+    """A rank stops for good: it is named, with what each is at, and the job ends soon."""
+    number = trial.number % 2
     with started(trial, "ranks.timeout=6 s") as training:
-        if training.wait_until(lambda: bool(trial.records("checkpoint"))):
-            _kill(_rank(training, moments.randrange(2)), signal.SIGSTOP)
-    named = "makes no progress" in training.err or training.code == 0
-    outcome = _ended(training, (1, 0))
-    return outcome if named else replace(outcome, wrong=outcome.wrong or "no rank was named")
+        began = training.wait_until(lambda: bool(trial.records("checkpoint")))
+        stopped = training.rank(number) if began else None
+        if stopped:
+            _kill(stopped, signal.SIGSTOP)
+        began_at = time.monotonic()
+    if not stopped:
+        return Outcome()
+    outcome = _ended(training, (1,), f"rank {number}")
+    said = (f"rank {number} makes no progress", "--- rank 0: ", "--- rank 1: ")
+    if missing := [words for words in said if words not in training.err]:
+        outcome = replace(outcome, wrong=outcome.wrong or f"not told: {missing}")
+    if (took := time.monotonic() - began_at) > _HANG_SECONDS:
+        outcome = replace(outcome, wrong=outcome.wrong or f"it took {took:.0f} s to end")
+    return outcome
 
 
 @contextmanager
@@ -113,24 +146,14 @@ def _kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
-def _rank(training: Started, number: int) -> int:
-    mark = f"RANK={number}".encode()
-    for pid in training.processes():
-        with suppress(OSError):
-            status = Path("/proc", str(pid), "status").read_text()
-            variables = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
-            if mark in variables and f"PPid:\t{training.process.pid}\n" in status:
-                return pid
-    return training.process.pid  # the ranks have just ended, and it is about to
-
-
 def disk_full(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     """No room for the third checkpoint: the two before it stand."""
     size = 8_000_000 + moments.randrange(9_000_000)  # a checkpoint has 6 MB, and three are there while one is written
     with _small_disk(trial.run, size), started(trial) as training:
         pass
-    full = training.code == 1 and "No space left" in training.err
-    return _ended(training, (1,)) if full else Outcome(wrong=f"code {training.code}: {training.err[-300:]}")
+    outcome = _ended(training, (1,), "full")
+    told = "No space left" in training.err
+    return outcome if told else replace(outcome, wrong=outcome.wrong or f"not told: {training.err[-300:]}")
 
 
 @contextmanager
@@ -157,7 +180,7 @@ def slow_disk(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
     )
     command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", library]
     subprocess.run(command, input=text, text=True, check=True)
-    return killed(replace(trial, variables={"LD_PRELOAD": str(library)}), moments, seconds)
+    return killed(replace(trial, variables={**trial.variables, "LD_PRELOAD": str(library)}), moments, seconds)
 
 
 def damaged(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
@@ -166,9 +189,10 @@ def damaged(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
         training.wait_until(lambda: len(trial.checkpoints) >= 2)
         training.process.send_signal(signal.SIGTERM)
     newest = trial.checkpoints[-1]
-    file = moments.choice(sorted(newest.iterdir()))
+    files = sorted(newest.iterdir())
+    file, way = files[trial.number // 3 % len(files)], ("cut", "flipped", "gone")[trial.number % 3]
     content = bytearray(file.read_bytes())
-    match moments.choice(["cut", "flipped", "gone"]):
+    match way:
         case "cut":
             file.write_bytes(content[: moments.randrange(len(content))])
         case "flipped":
@@ -176,23 +200,34 @@ def damaged(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
             file.write_bytes(content)
         case "gone":
             file.unlink()
-    return replace(_ended(training, (0, STOPPED_EARLY)), damaged=newest.name)
+    outcome = _ended(training, (0, STOPPED_EARLY), f"{file.name.partition('-')[0]} {way}")
+    return replace(outcome, damaged=newest.name)
 
 
 def _wait(trial: Trial, training: Started, moments: random.Random, seconds: float) -> None:
     """Until a moment between first breath and last; half of the times while it trains, as that is a part of it only."""
     if moments.random() < 0.5:
         step = moments.randrange(STEPS)
-        training.wait_until(lambda: len(trial.records("step")) >= step)
+        training.wait_until(lambda: trial.logged_step >= step)
         seconds = 0.05
     until = time.monotonic() + moments.uniform(0, seconds)
     training.wait_until(lambda: time.monotonic() >= until)
 
 
-def _ended(training: Started, codes: tuple[int, ...]) -> Outcome:
+def _ended(training: Started, codes: tuple[int, ...], done: str) -> Outcome:
     if training.hung:
-        return Outcome(hung=True)
-    return Outcome() if training.code in codes else Outcome(wrong=f"code {training.code}: {training.err[-300:]}")
+        return Outcome(done, hung=True)
+    wrong = f"code {training.code}: {training.err[-300:]}"
+    return Outcome(done) if training.code in codes else Outcome(done, wrong)
+
+
+def _stopped(trial: Trial, training: Started, codes: tuple[int, ...], done: str) -> Outcome:
+    """With 75 all that was trained is saved."""
+    outcome = _ended(training, codes, done)
+    if training.code == STOPPED_EARLY and trial.newest_step != trial.logged_step:
+        lost = f"stopped after step {trial.logged_step}, saved at step {trial.newest_step}"
+        return replace(outcome, wrong=outcome.wrong or lost)
+    return outcome
 
 
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {

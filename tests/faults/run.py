@@ -3,13 +3,15 @@
 A trial starts the demo's job, disturbs it, starts it again until it has finished, and compares the weights with those
 of a run that was never disturbed: `python tests/faults/run.py --trials 100 --json`; half as many SIGTERMs, and so on.
 With --jobs so many trials run side by side, each with its share of the processors. With --record those that were cut
-off go on: what a record has of the same source and seed is not tried again.
+off go on: what a record has of the same source, trials and seed is not tried again.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -27,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults.kinds import KINDS
 from faults.trials import REPOSITORY, SETTINGS, Trial, started
 
-_MOST_STARTS = 3
+_MOST_TRIES = 8
+"""Of a trial whose training ends before anything could be done to it."""
 _COUNTS = ("trials", "resumed", "lost", "accepted", "hangs", "mismatches", "errors")
 
 
@@ -37,12 +40,13 @@ class Faults:
 
     Attributes:
         trials: runs that were disturbed once and started again.
-        resumed: of those, how many had a checkpoint to continue from.
-        lost: runs without a checkpoint that they had said was written.
+        resumed: of those, how many had a checkpoint to continue from, and did.
+        lost: starts that went on from before a checkpoint that was said to be written, or is there.
         accepted: damaged checkpoints that were continued.
         hangs: starts over the limit, or that left processes behind for so long.
         mismatches: ends whose weights differ from the undisturbed run's.
         errors: starts that ended otherwise than they should.
+        done: how often to whom or what, or when.
         notes: what was wrong, in words.
         numbers: of the trials, each of which has random moments of its own.
     """
@@ -54,6 +58,7 @@ class Faults:
     hangs: int = 0
     mismatches: int = 0
     errors: int = 0
+    done: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
 
@@ -64,6 +69,8 @@ class Faults:
     def add(self, more: "Faults") -> None:
         for what in _COUNTS:
             setattr(self, what, getattr(self, what) + getattr(more, what))
+        for done, times in more.done.items():
+            self.done[done] = self.done.get(done, 0) + times
         self.notes.extend(more.notes)
         self.numbers = sorted([*self.numbers, *more.numbers])
 
@@ -81,35 +88,58 @@ class Undisturbed:
 
 
 def finish(trial: Trial, faults: Faults, damaged: str = "") -> str:
-    """Start until it has finished; the hash of its weights, or nothing."""
-    for _ in range(_MOST_STARTS):
-        with started(trial) as training:
-            pass
-        if training.hung:
-            faults.wrong("hangs", f"{trial.setting}, started again")
-            return ""
-        if training.code == 0:
-            result = json.loads(training.out)
-            if damaged and Path(result["resumed_from"]).name == damaged:
-                faults.wrong("accepted", damaged)
-            return str(result["weights_sha256"])
-    faults.wrong("errors", f"{trial.setting}, started again: code {training.code}: {training.err[-300:]}")
+    """Start it, again perhaps; the hash of its weights, or nothing if it did not finish."""
+    before = [path.name for path in trial.checkpoints if path.name != damaged]
+    over = trial.run.exists() and (trial.run / "result.json").exists() and trial.result["status"] == "finished"
+    with started(trial) as training:
+        pass
+    if training.hung:
+        faults.wrong("hangs", f"{trial.setting}, started again")
+        return ""
+    if training.code:
+        faults.wrong("errors", f"{trial.setting}, started again: code {training.code}: {training.err[-300:]}")
+        return ""
+    resumed_from = Path(trial.result["resumed_from"]).name
+    if damaged and resumed_from == damaged:
+        faults.wrong("accepted", damaged)
+    elif not over and resumed_from != (before[-1] if before else ""):
+        faults.wrong("lost", f"{before[-1:]} was there, and it went on from {resumed_from or 'nothing'}")
+    faults.resumed += bool(resumed_from)
+    return str(trial.result["weights_sha256"])
+
+
+def went_back(err: str) -> str:
+    """Where a training that was started again by itself went on from before what it had said was saved."""
+    saved, begins = 0, False
+    for line in err.splitlines():
+        if line.startswith("run "):
+            begins = True
+        elif found := re.match(r"step (\d+)  loss", line):
+            if begins and int(found[1]) <= saved:
+                return f"step {saved} was saved, and it went on from step {int(found[1]) - 1}"
+            begins = False
+        elif found := re.match(r"saved .*-step-(\d+) in ", line):
+            saved = int(found[1])
     return ""
 
 
 def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undisturbed) -> Faults:
-    """One trial."""
+    """One trial; nothing of it counts where nothing could be done."""
     faults = Faults(trials=1)
     outcome = KINDS[kind][0](trial, moments, undisturbed.seconds)
+    if not outcome.done and not outcome.wrong and not outcome.hung:
+        return Faults()
+    faults.done = {outcome.done: 1}
     if outcome.wrong:
-        faults.wrong("errors", outcome.wrong)
+        faults.wrong("errors", f"{outcome.done}: {outcome.wrong}")
     if outcome.hung:
-        faults.wrong("hangs", f"{trial.setting}, disturbed")
-    kept = trial.newest_step
-    said = max((record["step"] for record in trial.records("checkpoint")), default=0)
-    faults.resumed += kept > 0
+        faults.wrong("hangs", f"{trial.setting}, disturbed: {outcome.done}")
+    err = trial.run.with_suffix(".err").read_text()
+    kept, said = trial.newest_step, max((int(step) for step in re.findall(r"saved .*-step-(\d+) in ", err)), default=0)
     if kept < said and not outcome.damaged:
         faults.wrong("lost", f"step {said} was saved, {kept} is there")
+    if back := went_back(err):
+        faults.wrong("lost", back)
     weights = finish(trial, faults, outcome.damaged)
     if weights and weights != undisturbed.weights:
         faults.wrong("mismatches", f"{trial.setting} from step {kept}")
@@ -131,7 +161,7 @@ def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
 def run_trials(
     counts: Mapping[str, int], images: Path, seed: int = 0, settings: Sequence[str] = (), jobs: int = 1,
     earlier: Mapping[str, Faults] = MappingProxyType({}),
-    told: Callable[[dict[str, Faults]], None] = lambda found: None,
+    told: Callable[[dict[str, Faults]], None] = lambda found: None, source: Path = REPOSITORY / "src",
 ) -> dict[str, Faults]:  # fmt: skip
     """So many trials of each kind.
 
@@ -140,6 +170,7 @@ def run_trials(
         jobs: trials at a time.
         earlier: what some have shown already.
         told: after each, what all so far have shown.
+        source: the folder of the package that is disturbed.
     """
 
     def leave_alone(setting: str) -> Undisturbed:
@@ -152,14 +183,26 @@ def run_trials(
     def turn(kind: str, number: int) -> Faults:
         turns = [setting for setting in KINDS[kind][1] if setting in undisturbed]
         setting = turns[number % len(turns)]
-        trial = Trial(images, Path(folder, f"{kind}{number}".replace(" ", "-")), setting)
-        try:
-            faults = disturb(kind, trial, random.Random(f"{seed} {kind} {number}"), undisturbed[setting])
-        except Exception as error:  # the others go on
+        moments, faults = random.Random(f"{seed} {kind} {number}"), Faults()
+        for attempt in range(_MOST_TRIES):
+            run = Path(folder, f"{kind}{number}-{attempt}".replace(" ", "-"))
+            trial = Trial(images, run, setting, number=number // len(turns), source=source)
+            try:
+                faults = disturb(kind, trial, moments, undisturbed[setting])
+            except Exception as error:  # the others go on
+                faults = Faults(trials=1)
+                faults.wrong("errors", f"{setting}, the trial itself: {error!r}")
+            if faults.trials:
+                break
+        else:
             faults = Faults(trials=1)
-            faults.wrong("errors", f"{setting}, the trial itself: {error!r}")
+            faults.wrong("errors", f"{setting}: it ended before anything could be done, {_MOST_TRIES} times")
         faults.numbers = [number]
-        print(f"{kind} {number + 1}/{counts[kind]} {setting}: {faults.notes}", file=sys.stderr, flush=True)
+        print(
+            f"{kind} {number + 1}/{counts[kind]} {setting}: {list(faults.done)} {faults.notes}",
+            file=sys.stderr,
+            flush=True,
+        )
         return faults
 
     with tempfile.TemporaryDirectory() as folder, side_by_side(jobs) as pool:
@@ -190,13 +233,15 @@ def main() -> None:
     from record import of_this_source, publish, record
 
     recorded = of_this_source("faults") if arguments.record else {}
-    same = recorded.get("seed") == arguments.seed
+    harness = [Path(__file__).with_name(name).read_bytes() for name in ("run.py", "kinds.py", "trials.py")]
+    trials_sha256 = hashlib.sha256(b"".join(harness)).hexdigest()[:16]
+    same = recorded.get("seed") == arguments.seed and recorded.get("trials_sha256") == trials_sha256
     earlier = {kind: Faults(**one) for kind, one in recorded["kinds"].items()} if same else {}
 
     def content(found: dict[str, Faults]) -> dict[str, Any]:
         kinds = {kind: asdict(one) for kind, one in {**earlier, **found}.items() if one.trials}
         counts = {name: sum(one[name] for one in kinds.values()) for name in _COUNTS}
-        return {"seed": arguments.seed, **counts, "kinds": kinds}
+        return {"seed": arguments.seed, "trials_sha256": trials_sha256, **counts, "kinds": kinds}
 
     def told(found: dict[str, Faults]) -> None:
         if arguments.record:  # a run that is cut off leaves what it has

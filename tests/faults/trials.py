@@ -13,11 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotloop.core.live import FOLDER, read_live
+
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_SECONDS = 240.0
 """A start that takes longer than this hangs."""
 _LOOK_SECONDS = 0.02
 _MARK = "HOTLOOP_TRIAL"
+
+_ROLES = {
+    b"resource_tracker": "a tracker of shared memory",
+    b"spawn_main": "a data worker",
+    b"checkpoint.writer": "a writer of checkpoints",
+}
 
 STEPS = 8 * 23
 """Of a run."""
@@ -40,14 +48,18 @@ class Trial:
     Attributes:
         setting: one of `SETTINGS`.
         every: steps between checkpoints.
+        number: of those of its kind and setting, from 0: what takes turns goes by it.
         variables: of its environment, besides.
+        source: the folder of the package that trains.
     """
 
     images: Path
     run: Path
     setting: str = "one"
     every: int = 5
+    number: int = 0
     variables: dict[str, str] = field(default_factory=dict)
+    source: Path = REPOSITORY / "src"
 
     def command(self, *more: str) -> list[str]:
         settings = (
@@ -81,6 +93,22 @@ class Trial:
         """Oldest first."""
         return sorted((self.run / "checkpoints").glob("epoch-*"))
 
+    @property
+    def result(self) -> dict[str, Any]:
+        """That it has left."""
+        found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
+        return found
+
+    @property
+    def logged_step(self) -> int:
+        """The last one: each is logged."""
+        return max((int(record["step"]) for record in self.records("step")), default=0)
+
+    @property
+    def live(self) -> Path:
+        """Where its processes say what they are at."""
+        return self.run.with_suffix(".live")
+
     def records(self, event: str) -> list[dict[str, Any]]:
         """Lines of the run's metrics."""
         file = self.run / "metrics.jsonl"
@@ -99,6 +127,7 @@ class Started:
 
     process: subprocess.Popen[str]
     mark: str
+    live: Path
     out: str = ""
     err: str = ""
     hung: bool = False
@@ -111,9 +140,27 @@ class Started:
         """All that it has started and that are there, itself included."""
         return [pid for pid in _all() if _environment(pid).get(_MARK) == self.mark]
 
+    def phases(self) -> set[str]:
+        """What its ranks are at."""
+        return {process.phase for process in read_live(self.live).processes}
+
     def workers(self) -> list[int]:
         """Those that load data."""
         return [pid for pid in self.processes() if b"spawn_main" in _read(pid, "cmdline")]
+
+    def rank(self, number: int) -> int | None:
+        """The process that is this rank, while it is there."""
+        return next((pid for pid in self.processes() if self.role(pid) == f"rank {number}"), None)
+
+    def role(self, pid: int) -> str:
+        """What one of its processes is there for."""
+        if pid == self.process.pid:
+            return "the training itself"
+        command = _read(pid, "cmdline")
+        for part, role in _ROLES.items():
+            if part in command:
+                return role
+        return f"rank {_environment(pid).get('RANK', '?')}"
 
     def wait_until(self, happened: Callable[[], bool]) -> bool:
         """Whether it did so, before the process ended."""
@@ -144,15 +191,16 @@ class Started:
 def started(trial: Trial, *more: str) -> Iterator[Started]:
     """Start a trial's training; at the end it is waited for."""
     mark = uuid.uuid4().hex
-    path = f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY / 'tests' / 'support'}"
+    path = f"{trial.source}{os.pathsep}{REPOSITORY / 'tests' / 'support'}"
     path += f"{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "PYTHONPATH": path, _MARK: mark, **trial.variables}
+    trial.live.mkdir(mode=0o700, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": path, _MARK: mark, FOLDER: str(trial.live), **trial.variables}
     errors = trial.run.with_suffix(".err")  # of a killed process others may hold the pipe
     with errors.open("w+") as err:
         process = subprocess.Popen(
             trial.command(*more), stdout=subprocess.PIPE, stderr=err, env=environment, text=True, start_new_session=True
         )
-        begun = Started(process, mark)
+        begun = Started(process, mark, trial.live)
         try:
             yield begun
         finally:
