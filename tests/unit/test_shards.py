@@ -2,9 +2,11 @@
 
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,6 +233,25 @@ def test_a_shard_that_shrinks_or_goes_during_the_run_is_damage(tmp_path: Path) -
         images.read(0)
     findings = check_images([images], 0, 10**6)
     assert len(findings.damaged) >= 5
+
+
+def test_a_shard_is_opened_once_for_all_its_images(tmp_path: Path) -> None:
+    """On a network disk an open costs more than the image, and in an epoch's order each image lies in another shard."""
+    write_shards(tmp_path)
+    images = find_images(str(tmp_path))
+    opened: list[str] = []
+    listening = True
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "open" and str(arguments[0]).startswith(str(tmp_path)):
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(hear)
+    order = np.random.default_rng(0).permutation(len(images)).tolist()
+    contents = [images.read(number) for number in [*order, *order]]
+    listening = False
+    assert contents[: len(order)] == contents[len(order) :]
+    assert len(opened) == len(set(opened)) == len(list(tmp_path.glob("*.tar")))
 
 
 def test_a_shard_is_not_taken_for_another_that_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

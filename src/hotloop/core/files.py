@@ -31,8 +31,8 @@ def lock_at_once(file: int | IO[Any]) -> bool:
     return True
 
 
-def state_of(path: str) -> str:
-    """Changes when a folder's entries do, or a file's content."""
+def state_of(path: str | int) -> str:
+    """Changes when a folder's entries do, or a file's content. Of a path, or of a file that is open."""
     state = os.stat(path)
     return f"{state.st_mtime_ns} {state.st_size} {state.st_ino}"
 

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import FileIO
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from hotloop.core.errors import DamagedSample
 from hotloop.core.files import state_of
 from hotloop.data.columns import Column, Texts
 from hotloop.data.parquet import SUFFIX, opened, read_row
+
+_OPEN_SHARDS = 256
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class Spans:
         shard, offset, size = (int(value) for value in self.places.array[number])
         path = os.path.join(base, self.shards[shard])
         try:
-            if self.states and state_of(path) != self.states[shard]:
+            listed = self.states[shard] if self.states else ""
+            file = None if self.are_parquet else _opened(os.path.abspath(path), listed)
+            if listed and state_of(file.descriptor if file else path) != listed:
                 raise DamagedSample(name, "its file was changed after it was listed: start again")
-            if self.are_parquet:
+            if file is None:
                 return _some(read_row(path, offset, size, name), name)
-            with open(path, "rb", buffering=0) as file:
-                file.seek(offset)
-                content = _whole(file, size)
+            content = file.read(offset, size)
         except OSError as error:
             raise DamagedSample(name, error.strerror or str(error)) from None
         if len(content) < size:
@@ -100,13 +103,26 @@ def label_column(labels: Sequence[str], classes: Sequence[str]) -> Column:
     return Column(np.fromiter((numbers[label] for label in labels), np.int32, len(labels)))
 
 
-def _whole(file: FileIO, size: int) -> bytes:
-    """So many bytes, or those up to the end: one read may give less."""
-    parts = []
-    while size and (part := file.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+class _Shard:
+    """A shard that is open, for as long as somebody has it."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """So many bytes from there on, or those up to the end: one read may give less."""
+        parts = []
+        while size and (part := os.pread(self.descriptor, size, offset)):
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return b"".join(parts)
+
+
+@lru_cache(maxsize=_OPEN_SHARDS)
+def _opened(path: str, state: str) -> _Shard:
+    """A shard as it was listed; those used last stay open in each process, as each image lies in another."""
+    return _Shard(path)
 
 
 @dataclass(frozen=True)
