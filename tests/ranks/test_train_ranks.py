@@ -123,6 +123,7 @@ def test_restarts_are_counted_from_checkpoint_to_checkpoint(job: Path) -> None:
         (["parallel=tp"], 2, "does not say how its layers are divided among ranks"),
         (["parallel=fsdp", "model.name=tiny:tied"], 2, "the model has weights that several of its blocks share"),
         (["data.batch_size=1"], 2, "data.batch_size = 1 is less than the 2 processes"),
+        (["model.name=tiny:cnn", "data.batch_size=6"], 2, "has 3 samples, shared by 2 processes"),
         (["ranks.tensor=2"], 2, "ranks.tensor = 2 does not go with parallel"),
     ],
 )

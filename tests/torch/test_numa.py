@@ -1,6 +1,7 @@
 """Which processors a rank is kept on."""
 
 import os
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hotloop.core.job_file import parse_job
 from hotloop.core.machine import Machine
 from hotloop.core.run import Result, Run
 from hotloop.train import numa, training, world
-from hotloop.train.numa import has_several_nodes, processors_next_to, processors_of_one_node
+from hotloop.train.numa import bind, has_several_nodes, processors_next_to, processors_of_one_node
 from hotloop.train.patience import StopRequested
 
 SMALL = {"model": {"name": "resnet18"}, "data": {"train": "images"}}
@@ -93,3 +94,24 @@ def test_a_rank_that_stays_next_to_its_gpu_has_as_many_workers_as_before(monkeyp
     finally:
         os.sched_setaffinity(0, usable)
     assert seen == [len(usable)]
+
+
+def test_threads_that_are_there_already_stay_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that talk to other ranks begin before it is known which GPU a rank has."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("this process may use one processor only")
+    one, end = min(before), threading.Event()
+    monkeypatch.setattr(numa, "gpu_addresses", lambda number: ["a", "b"])
+    monkeypatch.setattr(numa, "processors_next_to", lambda gpus, rank, allowed: {one})
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert bind(0, 2) == f"GPU 0 trains on the 1 of {len(before)} processors that lie next to it"
+        assert thread.native_id
+        assert os.sched_getaffinity(thread.native_id) == os.sched_getaffinity(0) == {one}
+    finally:
+        for each in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(each.name), before)
+        end.set()
+        thread.join()

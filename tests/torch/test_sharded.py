@@ -16,7 +16,7 @@ from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.tasks.transformers import build_decoder
 from hotloop.train.blocks import gathered_apart
-from hotloop.train.resolve import choose_parallel
+from hotloop.train.resolve import choose_parallel, state_bytes
 from hotloop.train.sharded import Types, divide, indivisible, whole
 from hotloop.train.world import World, processes_for
 
@@ -84,6 +84,34 @@ def test_weights_are_divided_where_a_gpu_has_no_room_for_them(
     job, [choice, _] = choose_parallel(job_of(device="cuda"), make(), World(size=2))
     assert (job.parallel, choice.value) == (parallel, parallel)
     assert why in choice.why
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "why"),
+    [
+        ("train", "ema", 0.9, "train.ema = 0.9"),
+        ("optimizer", "name", "adafactor", 'optimizer.name = "adafactor"'),
+        ("speed", "graph", True, "speed.graph = true"),
+        ("model", "keep_fp32", ["head"], "model.keep_fp32"),
+    ],
+)
+def test_weights_stay_whole_where_a_setting_needs_them_so(
+    section: str, key: str, value: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever "auto" stands for is never refused afterwards."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1000))
+    asked = job_of(device="cuda")
+    asked = asked.model_copy(update={section: getattr(asked, section).model_copy(update={key: value})})
+    job, [choice, *_] = choose_parallel(asked, tiny.perceptron(), World(size=2))
+    assert job.parallel == "ddp"
+    assert f", and fsdp does not take {why}" in choice.why
+
+
+def test_the_average_of_weights_needs_room_too() -> None:
+    model, job = tiny.perceptron(), job_of(device="cuda")
+    averaged = job.model_copy(update={"train": job.train.model_copy(update={"ema": 0.9})})
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert state_bytes(averaged, model) - state_bytes(job, model) == weights
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
-from hotloop.train.prepare import Ready, count_parameters, count_steps, prepare
+from hotloop.train.prepare import Ready, check_last_batch, count_parameters, count_steps, prepare
 from hotloop.train.resolve import Choice, choose_parallel
 from hotloop.train.sharded import check_divisible
 from hotloop.train.world import DIVIDED, TENSOR, World, check_shardable, check_share, in_teams
@@ -24,6 +24,7 @@ def inspect_job(job: Job, machine: Machine, processes: int = 1) -> dict[str, Any
     check_share(job, world.data_size)
     ready = prepare(job, replace(machine, cpus=max(1, machine.cpus // processes)), lambda text: None)
     sizes = [len(dataset) for dataset, _ in ready.datasets]
+    check_last_batch(ready.job, ready.task, ready.step.model, sizes[0], world.data_size)
     return {
         "model": ready.job.model.name,
         "parameters": count_parameters(ready.step.model),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def stay_on_one_node(device: str) -> None:
     """
     gpu = next(iter(gpu_addresses(1)), "") if device != "cpu" else ""
     if chosen := processors_of_one_node(gpu, os.sched_getaffinity(0)):
-        os.sched_setaffinity(0, chosen)
+        _keep_on(chosen)
         torch.set_num_threads(min(torch.get_num_threads(), len(chosen)))
 
 
@@ -72,8 +73,15 @@ def bind(rank: int, ranks: int) -> str:
     chosen = processors_next_to(gpus, rank, allowed) if len(gpus) == ranks else set()
     if not chosen:
         return ""
-    os.sched_setaffinity(0, chosen)
+    _keep_on(chosen)
     return f"GPU {rank} trains on the {len(chosen)} of {len(allowed)} processors that lie next to it"
+
+
+def _keep_on(processors: set[int]) -> None:
+    """This process, with the threads that it has already: those that talk to other ranks, say."""
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), processors)
 
 
 def _nodes(allowed: set[int], root: Path) -> dict[int, set[int]]:

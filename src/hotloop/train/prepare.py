@@ -154,7 +154,7 @@ def _make_model(job: Job, task: Task, samples: int, ranks: int, model: nn.Module
             "it copies the model to all GPUs in every step, from one process",
             "return the model without it: hotloop trains on each GPU by a process of its own (docs/several-gpus.md)",
         )
-    _check_last_batch(job, task, model, samples, ranks)
+    check_last_batch(job, task, model, samples, ranks)
     if job.precision == "float8":
         use_float8(model)
     if job.speed.activations != "keep":
@@ -170,7 +170,8 @@ def _place(job: Job, model: nn.Module) -> None:
     keep_in_fp32(model, job.model.keep_fp32)
 
 
-def _check_last_batch(job: Job, task: Task, model: nn.Module, samples: int, ranks: int) -> None:
+def check_last_batch(job: Job, task: Task, model: nn.Module, samples: int, ranks: int) -> None:
+    """Raise InputError if so many ranks cannot train on a short last batch as it is, or as the job has it padded."""
     normalised, size = has_batch_norm(model), job.data.batch_size
     last = samples % size
     if job.data.last_batch == "keep" and last and last // ranks <= 1 and normalised:
@@ -204,7 +205,7 @@ def _make_step(
         precision=job.precision,
         clip_norm=job.train.clip_norm,
         ema=job.train.ema,
-        compile=_compiled(job, model),
+        compile=_compiled(job, model, notify),
         own_kernels=bool(job.speed.kernels) and not is_sharded(model),
         graph=bool(job.speed.graph),
         recover=job.speed.recover,
@@ -214,9 +215,12 @@ def _make_step(
     return Step(model, _make_loss(job, task, prepare, notify), optimizer, schedule, settings, notify)
 
 
-def _compiled(job: Job, model: nn.Module) -> str:
+def _compiled(job: Job, model: nn.Module, notify: Callable[[str], None]) -> str:
     if job.speed.compile and is_sharded(model):  # weights are gathered between blocks
-        return "blocks" if repeated_blocks(model) else ""
+        if repeated_blocks(model):
+            return "blocks"
+        notify("the model is not compiled: its weights are divided, and it has no repeated blocks")
+        return ""
     return {True: "model", False: "", "blocks": "blocks"}[job.speed.compile]
 
 

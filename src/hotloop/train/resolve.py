@@ -15,7 +15,7 @@ from hotloop.data.loader import workers_for
 from hotloop.train.compiler import keep_compiled_code
 from hotloop.train.precision import choose_precision
 from hotloop.train.sharded import indivisible
-from hotloop.train.world import ALONE, DIVIDED, World
+from hotloop.train.world import ALONE, DIVIDED, World, needs_whole
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def choose_parallel(job: Job, model: nn.Module, world: World) -> tuple[Job, list
     """Decide on `parallel`, and on `speed.graph` which depends on it, once the model is known."""
     state, room = state_bytes(job, model), torch.cuda.mem_get_info()[1] if job.device == "cuda" else 0
     room = min(world.gathered(room))  # cards may differ, and all ranks have to do the same
-    fits, obstacle = not room or state <= STATE_SHARE * room, indivisible(model)
+    fits, obstacle = not room or state <= STATE_SHARE * room, indivisible(model) or needs_whole(job)[0]
     of = f" of the GPU's {format_bytes(room)}" if room else ""
     but = f", and fsdp does not take {obstacle}" if obstacle and not fits else ""
     why = f"weights, gradients and the optimizer's state take {format_bytes(state)}{of}{but}"
@@ -88,10 +88,10 @@ _STATES = {"sgd": 1, "adagrad": 1, "rmsprop": 1}
 
 
 def state_bytes(job: Job, model: nn.Module) -> int:
-    """Memory of a model's weights and their gradients, and of what the optimizer keeps."""
+    """Memory of a model's weights, their average and their gradients, and of what the optimizer keeps."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     learnt = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
-    return weights + learnt * (1 + optimizer_copies(job))
+    return weights * (1 + (job.train.ema > 0)) + learnt * (1 + optimizer_copies(job))
 
 
 def optimizer_copies(job: Job) -> int:

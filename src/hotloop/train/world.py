@@ -225,9 +225,13 @@ _WHOLE_ONLY = ("adafactor", "rprop", "lbfgs", "sparseadam", "muon")
 """Optimizers that do not work on parts of weights."""
 
 
-def check_shardable(job: Job) -> None:
-    """Raise InputError if a job asks for what divided weights do not go with."""
-    layers = job.parallel in TENSOR  # float8's linear layers take whole weights, as FSDP2 gathers them
+def needs_whole(job: Job, layers: bool = False) -> tuple[str, str]:
+    """What a job asks for that divided weights do not go with, and what to set instead; nothing if it all does.
+
+    Args:
+        layers: whether layers are divided, too.
+    """
+    # float8's linear layers take whole weights, as FSDP2 gathers them
     obstacles = [
         (f'precision = "{job.precision}"', job.precision == "fp16", "precision=bf16"),
         ('precision = "float8"', job.precision == "float8" and layers, "precision=bf16, or --set parallel=fsdp"),
@@ -237,13 +241,19 @@ def check_shardable(job: Job) -> None:
         ("speed.graph = true", job.speed.graph is True, "speed.graph=auto"),
         ("ranks.static_graph = true", job.ranks.static_graph, "ranks.static_graph=false"),
     ]
-    for setting, given, other in obstacles:
-        if given:
-            raise InputError(
-                f'{setting} does not go with parallel = "{job.parallel}"',
-                "layers are divided among the ranks" if layers else "weights are divided among the ranks",
-                f"--set {other}, or --set parallel=ddp",
-            )
+    return next(((setting, other) for setting, given, other in obstacles if given), ("", ""))
+
+
+def check_shardable(job: Job) -> None:
+    """Raise InputError if a job asks for what divided weights do not go with."""
+    layers = job.parallel in TENSOR
+    setting, other = needs_whole(job, layers)
+    if setting:
+        raise InputError(
+            f'{setting} does not go with parallel = "{job.parallel}"',
+            "layers are divided among the ranks" if layers else "weights are divided among the ranks",
+            f"--set {other}, or --set parallel=ddp",
+        )
 
 
 def processes_for(job: Job, nodes: int = 1) -> int:
