@@ -43,7 +43,8 @@ def job(make_images: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def test_two_train_what_one_would(hotloop: Command, job: Path) -> None:
-    warmup = ["--set", "schedule.warmup=500 steps"]
+    """The last batch of a validation has one sample, and a rank of two has none of it."""
+    warmup = ["--set", "schedule.warmup=500 steps", "--set", "data.val_batch_size=4"]
     hotloop("train", "job.toml", "--set", "run.dir=one", *warmup, expect=0)
     done = hotloop("train", "job.toml", "--set", "run.dir=two", *TWO, *warmup, "--json", expect=0)
     assert done.err.count("schedule.warmup takes 500 steps") == 1, "what is so on all ranks is told once"
@@ -452,6 +453,23 @@ def text(tmp_path: Path) -> Path:
     file = tmp_path / "job.toml"
     file.write_text(TOKENS_JOB)
     return file
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on_within_an_epoch(hotloop: Command, job: Path) -> None:
+    """With the same samples in the same order, on more and on fewer."""
+    often = ["--set", "checkpoint.every=1 step", "--set", "checkpoint.keep=99", "--set", "schedule.name=constant"]
+    hotloop("train", "job.toml", "--set", "run.dir=alone", *often, expect=0)
+    expected = losses(job.parent / "alone")
+    hotloop("train", "job.toml", "--set", "run.dir=of-2", *often, *TWO, expect=0)
+    before = job.parent / "of-2"
+    for ranks, step in ((3, 8), (1, 10), (4, 14)):
+        (begun,) = before.glob(f"checkpoints/epoch-*-step-{step:08}")
+        before = job.parent / f"of-{ranks}"
+        words = ["--set", f"run.dir={before.name}", "--set", f"ranks.processes={ranks}", "--resume", str(begun)]
+        done = hotloop("train", "job.toml", *often, *words, expect=0)
+        assert f"continuing at step {step}" in done.err
+        assert losses(before) == pytest.approx(expected[step:], rel=1e-4)
 
 
 @pytest.mark.slow
