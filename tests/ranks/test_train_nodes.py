@@ -106,6 +106,20 @@ def test_a_machine_that_is_lost_is_replaced(job: Path, losses: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_hang_is_told_with_the_stacks_of_all_machines(job: Path) -> None:
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Stuck'\n"))
+    words = ["--set", "model.name=line", "--set", "checkpoint.every=9 epochs", "--set", "ranks.timeout=15 s"]
+    with machines(job.parent, "run", "hang", *NOISY, *words) as (first, second):
+        (_, err), (_, other) = first.communicate(timeout=200), second.communicate(timeout=200)
+    assert (first.returncode, second.returncode) == (1, 1), err + other
+    assert "hotloop: rank 1 makes no progress for 15.0 s" in err
+    assert "rank 1 makes no progress for 15.0 s" in other
+    assert "in stuck" in other
+    waiting = next(line for line in other.splitlines() if "--- rank 0" in line)
+    assert "last collective: gloo:" in waiting
+
+
+@pytest.mark.slow
 def test_a_machine_that_ends_for_good_is_not_waited_for(job: Path) -> None:
     port = free_port()
     wrong = ["--set", "optimizer.name=none_such"]

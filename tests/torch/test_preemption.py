@@ -145,6 +145,8 @@ def test_a_token_is_asked_for_once(server: Server) -> None:
     ("files", "cloud"),
     [
         ({"sys_vendor": "Amazon EC2\n", "product_name": "p5.48xlarge"}, "aws"),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon\n"}, "aws"),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11"}, ""),
         ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gcp"),
         ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77\n"}, "azure"),
         ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine"}, ""),

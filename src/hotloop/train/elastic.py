@@ -33,6 +33,8 @@ from hotloop.train.world import FAILED, FOLDER, PARENT, PEER_LOST, RESTARTS, RES
 
 _LOOK_SECONDS = 0.2
 _ABANDON_SECONDS = 5.0
+_REPORTS_SECONDS = 10.0
+"""For other machines to say what their ranks are at; it takes them two."""
 _GRACE_SECONDS = 10.0
 """For ranks to find out by themselves that others are gone, and say how."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -192,6 +194,7 @@ class _Attempt:
         self._nodes = nodes
         self._machines = machines
         self._news_since = 0.0
+        self._has_reported = False
         self._lost: Lost | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -259,10 +262,13 @@ class _Attempt:
         )
         with _of_ranks(self._folder, self._number, self._restart, variables):
             agent.start()
-            hung = ""
+            hung, others = "", list[str]()
             try:
                 while not self._ended.wait(_LOOK_SECONDS):  # an interrupted `join` takes the thread for ended
-                    if not hung and (hung := self._watch.hung()):
+                    self._report_if_asked()
+                    if not hung and not self._machines.over() and (hung := self._watch.hung()):
+                        others = self._machines.ask_reports(_REPORTS_SECONDS)
+                        self._machines.tell(End(1, hung))  # before another one comes to say what it waits for
                         _kill_ranks(self._folder)
                     if self._nodes.number > 1 and not hung and self._is_left():
                         return self._abandoned()
@@ -271,10 +277,17 @@ class _Attempt:
                     _kill_ranks(self._folder)
                 raise
         if hung:
-            raise HotloopError(hung, self._watch.report, "mend what holds it up, and start the same command again")
+            report = "\n".join([self._watch.report, *others])
+            raise HotloopError(hung, report, "mend what holds it up, and start the same command again")
         if self._error:
             raise self._error
         return self._lost
+
+    def _report_if_asked(self) -> None:
+        """Another machine's ranks hang, perhaps as they wait for these."""
+        if not self._has_reported and self._machines.are_asked:
+            self._has_reported = True
+            self._machines.report(self._watch.shown())
 
     def _is_left(self) -> bool:
         """Whether these ranks have nobody to train with. Those that train find out by themselves, as a rule."""

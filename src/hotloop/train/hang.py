@@ -30,7 +30,7 @@ class Watch:
             it says how often any machine's have, None if nobody answers.
 
     Attributes:
-        report: what each rank is at, once they hang, as far as it is known.
+        report: what each rank of this machine is at, once they hang, as far as it is known.
     """
 
     def __init__(
@@ -81,10 +81,18 @@ class Watch:
         self._count, self._asked, self._moved = before if told is None else told, now, False
         return self._count != before
 
+    def shown(self) -> str:
+        """What each rank is at, now. Takes two seconds."""
+        beats = self.beats()
+        return self._shown(beats, self._stacks(beats))
+
+    def _shown(self, beats: Mapping[int, Heartbeat], stacks: Mapping[int, str]) -> str:
+        return "\n".join(f"--- rank {each}: {self._at(beats[each])}\n{stacks[each]}" for each in sorted(beats))
+
     def _judged(self, beats: Mapping[int, Heartbeat], limit: float) -> str:
         stacks = self._stacks(beats)
         rank = _culprit(beats, stacks)
-        self.report = "\n".join(f"--- rank {each}: {self._at(beats[each])}\n{stacks[each]}" for each in sorted(beats))
+        self.report = self._shown(beats, stacks)
         found = f"rank {rank} makes no progress for {format_seconds(limit)}: {_words(beats[rank])}"
         if self._elsewhere and _waits(stacks[rank]):
             self._verdict = f"{found}; it waits, as all of this machine do"

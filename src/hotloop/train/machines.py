@@ -23,6 +23,7 @@ from hotloop.core.errors import HotloopError
 
 _HEARD_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 """For so long the first machine keeps its last word there for others."""
+_ASKED = "reports"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 1.0, 30.0
 
 
@@ -219,6 +220,26 @@ class Machines:
         """
         told: int | None = self._asked(lambda store: store.add("progress", int(here)))
         return told
+
+    def ask_reports(self, seconds: float) -> list[str]:
+        """What ranks of the other machines are at, of those that say so within that time, in order of machine."""
+        self._set(_ASKED, "")
+        until, others = time.monotonic() + seconds, [n for n in range(self._nodes.number) if n != self._nodes.rank]
+        while not all(self._has(f"report-{rank}") for rank in others) and time.monotonic() < until and not self._lost:
+            time.sleep(_LOOK_SECONDS)
+        return [self._text(f"report-{rank}") for rank in others if self._has(f"report-{rank}")]
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether one has asked for reports."""
+        return self._has(_ASKED)
+
+    def report(self, text: str) -> None:
+        """What ranks of this machine are at."""
+        self._set(f"report-{self._nodes.rank}", text)
+
+    def _text(self, key: str) -> str:
+        return (self._asked(lambda store: store.get(key)) or b"").decode()
 
     def _join(self) -> None:
         if self._is_open():  # who never comes is told of where ranks meet

@@ -54,7 +54,7 @@ def looks(cloud: str, address: str = "", file: str = "") -> dict[str, Look]:
 def cloud_of_machine(dmi: Path = _DMI) -> str:
     """The cloud that this machine says it is of; empty if it names none."""
     vendor, product, tag = (_text(dmi / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag"))
-    if vendor == "Amazon EC2":
+    if vendor == "Amazon EC2" or "amazon" in _text(dmi / "bios_version"):  # on Xen the vendor is that
         return "aws"
     if product == "Google Compute Engine":
         return "gcp"
