@@ -421,11 +421,9 @@ class Loop:
         self._parts.heart.enter("saving")
         self._wait_together(self._has_saved)
         self._end_saving()
-        self._parts.heart.enter("ending")
 
     def wait_for_copies(self) -> None:
         """Of checkpoints, until they are in the store; all ranks call it."""
-        self._parts.heart.enter("saving")
         self._wait_together(lambda: self._parts.copies is None or self._parts.copies.done())
         self._look_at_copies(wait=True)
         self._parts.heart.enter("ending")
