@@ -80,8 +80,13 @@ def test_a_notice_that_is_there_already_stops_before_a_step(hotloop: Command, jo
     stopped = hotloop(*noticed, expect=75)
     assert "preempted after 4 steps" in stopped.out
     assert sorted(run.glob("checkpoints/epoch-*")) == saved
+    named = ["--set", "run.dir=other", "--resume", "run"]
+    assert "saved, as notice is there asked" in hotloop(*noticed, *named, expect=75).out
+    assert [path.name for path in (job.parent / "other/checkpoints").glob("epoch-*")] == [path.name for path in saved]
     notice.unlink()
     assert "finished after 8 steps" in hotloop(*noticed, expect=0).out
+    notice.touch()
+    hotloop(*noticed, expect=0)
 
 
 def test_a_model_in_dataparallel_is_refused(hotloop: Command, job: Path) -> None:

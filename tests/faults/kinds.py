@@ -14,8 +14,8 @@ from pathlib import Path
 from faults.trials import STEPS, Started, Trial, started
 
 STOPPED_EARLY = 75
-_LAST_STEPS = 12
-"""After which a signal finds a run that is about to end."""
+_LAST_STEPS = 2 * 23
+"""In which a signal may find a run that ends before ranks have agreed to stop."""
 _HANG_SECONDS = 60.0
 """For a rank that stands still to be found by a limit of 6 s, and told."""
 
@@ -53,6 +53,8 @@ def killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
             done = training.role(victim)
             _kill(victim)
             codes = (-signal.SIGKILL,) if victim == training.process.pid else (0,)
+    if codes != (0,) and training.code == 0 and trial.result["status"] == "finished":  # it was ending
+        codes, done = (0,), ""
     return _ended(training, codes, done)
 
 
@@ -62,9 +64,11 @@ def terminated(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
         _wait(trial, training, moments, seconds)
         before, here = trial.logged_step, training.process.poll() is None
         training.process.send_signal(signal.SIGTERM)
+    if not here:
+        return _ended(training, (0,), "")
     deaf, over = before == 0, before >= STEPS - _LAST_STEPS
     codes = (STOPPED_EARLY, *[-signal.SIGTERM] * deaf, *[0] * over)
-    return _stopped(trial, training, codes, "training" if before else "starting") if here else Outcome()
+    return _stopped(trial, training, codes, "training" if before else "starting")
 
 
 def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
@@ -92,7 +96,8 @@ def notified(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
                     notice.touch()
                     done = phase
     notice.unlink(missing_ok=True)
-    return _stopped(trial, training, (STOPPED_EARLY,), done)
+    over = trial.logged_step == STEPS  # in the last validation, say
+    return _stopped(trial, training, (STOPPED_EARLY, *[0] * (over or not done)), done)
 
 
 def worker_killed(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
@@ -119,7 +124,7 @@ def hung(trial: Trial, moments: random.Random, seconds: float) -> Outcome:
             _kill(stopped, signal.SIGSTOP)
         began_at = time.monotonic()
     if not stopped:
-        return Outcome()
+        return _ended(training, (0,), "")
     outcome = _ended(training, (1,), f"rank {number}")
     said = (f"rank {number} makes no progress", "--- rank 0: ", "--- rank 1: ")
     if missing := [words for words in said if words not in training.err]:

@@ -163,8 +163,9 @@ class Started:
         return f"rank {_environment(pid).get('RANK', '?')}"
 
     def wait_until(self, happened: Callable[[], bool]) -> bool:
-        """Whether it did so, before the process ended."""
-        while self.process.poll() is None:
+        """Whether it did so, before the process ended or the limit."""
+        limit = time.monotonic() + LIMIT_SECONDS
+        while self.process.poll() is None and time.monotonic() < limit:
             if happened():
                 return True
             time.sleep(_LOOK_SECONDS)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults.run import REPOSITORY, run_trials
+from faults.run import REPOSITORY, run_trials, went_back
 
 _WHILE_IT_TRAINS = 25
 """A seed with which a first and a second SIGTERM come after steps 62 and 49 of 184."""
@@ -48,3 +48,18 @@ def test_faults_that_a_training_might_have_are_found(
     file.write_text(text.replace(line, changed.format(line)))
     trials = run_trials({"terminated": 2}, digits, seed=_WHILE_IT_TRAINS, settings=["one"], source=source)
     assert getattr(trials["terminated"], found) == 2, trials["terminated"].notes
+
+
+@pytest.mark.parametrize(
+    ("again", "told"),
+    [
+        ("continuing at step 10 from run/checkpoints/epoch-0000-step-00000010\nstep 11  loss 2.0", ""),
+        ("continuing at step 5 from run/checkpoints/epoch-0000-step-00000005\nstep 6  loss 2.0", "went on from step 5"),
+        ("step 1  loss 2.3", "went on from step 0"),
+    ],
+)
+def test_ranks_that_go_back_are_found(again: str, told: str) -> None:
+    steps = "\n".join(f"step {number}  loss 2.1" for number in range(1, 13))
+    err = f"run run\n{steps}\nsaved run/checkpoints/epoch-0000-step-00000010 in 9 ms\nrun run\n{again}\n"
+    assert told in went_back(err)
+    assert bool(told) == bool(went_back(err))

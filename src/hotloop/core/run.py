@@ -45,7 +45,7 @@ class Result:
     """What came out of a run, as `result.json` holds it.
 
     Attributes:
-        status: finished; preempted (saved, start me again); or failed.
+        status: finished; preempted (what was trained is saved, start me again); or failed.
         metrics: the last validation's means ("val_accuracy", "val_loss"), and "train_loss" of the same epoch.
         steps: optimizer steps over the whole run, resumed parts included.
         samples_per_second: training samples over training time; validation and saving are not counted.

@@ -48,6 +48,13 @@ class Spans:
         Raises:
             DamagedSample: the shard cannot be opened, is another one by now, or ends before.
         """
+        try:
+            return self._read(number, base, name)
+        except DamagedSample:
+            _opened.cache_clear()  # a network disk that has come back gives what was open no more
+            return self._read(number, base, name)
+
+    def _read(self, number: int, base: str, name: str) -> bytes:
         shard, offset, size = (int(value) for value in self.places.array[number])
         path = os.path.join(base, self.shards[shard])
         try:

@@ -57,7 +57,7 @@ class Agreement:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """With the first two steps as though they were long: they can be, and the first may have been there already."""
+        """With the first two steps as though they were long: they can be, though a first batch was there already."""
         self._until, self._at_once, self._is_paced = 1, True, False
         self._steps, self._since = 0, self._clock()
 

@@ -266,9 +266,10 @@ class _Attempt:
             try:
                 while not self._ended.wait(_LOOK_SECONDS):  # an interrupted `join` takes the thread for ended
                     self._report_if_asked()
-                    if not hung and not self._machines.over() and (hung := self._watch.hung()):
-                        others = self._machines.ask_reports(_REPORTS_SECONDS)
+                    if not hung and not self._machines.has_ended and (hung := self._watch.hung()):
                         self._machines.tell(End(1, hung))  # before another one comes to say what it waits for
+                        self._has_reported = True
+                        others = self._machines.ask_reports(self._restart, self._watch.report, _REPORTS_SECONDS)
                         _kill_ranks(self._folder)
                     if self._nodes.number > 1 and not hung and self._is_left():
                         return self._abandoned()
@@ -285,9 +286,9 @@ class _Attempt:
 
     def _report_if_asked(self) -> None:
         """Another machine's ranks hang, perhaps as they wait for these."""
-        if not self._has_reported and self._machines.are_asked:
+        if not self._has_reported and self._machines.are_asked(self._restart):
             self._has_reported = True
-            self._machines.report(self._watch.shown())
+            self._machines.report(self._restart, self._watch.shown())
 
     def _is_left(self) -> bool:
         """Whether these ranks have nobody to train with. Those that train find out by themselves, as a rule."""
@@ -378,8 +379,9 @@ def _stopped_by_signals(file: Path) -> Iterator[None]:
             notices[signal.Signals(number)].replace(file)
         os.utime(file)
 
+    for number in heard:  # now: later the disk may be full
+        notices[number].write_text(number.name)
     for number in heard:
-        notices[number].write_text(number.name)  # now: later the disk may be full
         signal.signal(number, stop)
     try:
         yield

@@ -40,6 +40,7 @@ class Watch:
         self._folder = folder
         self._limit = limit_seconds
         self._elsewhere = elsewhere
+        self._beats: dict[str, Heartbeat] = {}
         self._seen: dict[int, tuple[int, int, str]] = {}
         self._since = self._asked = time.monotonic()
         self._count = 0
@@ -48,8 +49,10 @@ class Watch:
 
     def beats(self) -> dict[int, Heartbeat]:
         """Of the ranks that have written one."""
-        beats = [Heartbeat(**json.loads(file.read_text())) for file in heartbeat_files(self._folder)]
-        return {beat.rank: beat for beat in beats}
+        for file in heartbeat_files(self._folder):
+            with suppress(ValueError):  # it is just being written, in place where the disk is full
+                self._beats[file.name] = Heartbeat(**json.loads(file.read_text()))
+        return {beat.rank: beat for beat in self._beats.values()}
 
     def hung(self) -> str:
         """Who holds the others up, in a line; empty while there is progress."""

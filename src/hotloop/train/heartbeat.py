@@ -91,7 +91,9 @@ class Heart:
             yield
         finally:
             self._patient_until = 0.0
-            self.beat()
+            self._signs += 1  # no beat: one rank may do more of it than another, and would be taken to be ahead
+            if self._publisher:
+                self._publisher.beat(self.step, self.phase)
 
     def publish(self, publisher: Publisher) -> None:
         """From now on there."""
@@ -112,6 +114,8 @@ class Heart:
         if self.world.folder:
             self._stacks = stacks_file(Path(self.world.folder), self.world.rank).open("w")
             faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True)
+            # Raises where there is no room; from then on there is.
+            heartbeat_file(Path(self.world.folder), self.world.rank).write_text(" " * _BEAT_BYTES)
             self._write()
             self._thread = threading.Thread(target=self._run, name="hotloop-heartbeat", daemon=True)
             self._thread.start()

@@ -17,7 +17,6 @@ import torch
 from hotloop.core.errors import NonFiniteLoss
 from hotloop.core.history import History
 from hotloop.core.job import Job
-from hotloop.core.process import most_resident_bytes
 from hotloop.core.run import Run
 from hotloop.tasks.task import Example, Task
 from hotloop.train.agreement import Agreement, Wishes
@@ -31,7 +30,7 @@ from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic, matrix_rate
 from hotloop.train.heartbeat import PATIENCE_SECONDS, Heart
 from hotloop.train.losses import Losses, check_finite
-from hotloop.train.memory import LeakDetector, MemoryMarks
+from hotloop.train.memory import LeakDetector, MemoryMarks, peak_memory_bytes
 from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
 from hotloop.train.patience import StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
@@ -155,15 +154,14 @@ class Loop:
         self._agreed_to_stop = False
 
     def run(self) -> bool:
-        """Train. Returns whether the epochs are done; if not, the run was asked to stop and is saved.
+        """Train. Returns whether the epochs are done; if not, the run was asked to stop and is saved, if
+        there was anything to save.
 
         Copies of checkpoints are not waited for then.
         """
         with closing(self._batches), self._closed_at_the_end():
             try:
-                if self._world.any(bool(self._parts.preemption.requested)):
-                    self._agreed_to_stop, self._saved = True, self.progress.position  # nothing is there to be lost
-                    raise StopRequested
+                self._stop_before_a_step()
                 self._reserve()
                 while self.progress.epoch < self._job.train.epochs:
                     self._train_epoch()
@@ -186,6 +184,15 @@ class Loop:
             self.wait_for_copies()
             self._agreement.finish()
             return True
+
+    def _stop_before_a_step(self) -> None:
+        """Where a notice is there already. What was begun from a checkpoint by name is saved as this run's own."""
+        to_do = self.progress.epoch < self._job.train.epochs
+        if self._world.any(to_do and bool(self._parts.preemption.requested)):
+            self._agreed_to_stop = True
+            if not self.progress.step:
+                self._saved = self.progress.position  # there is nothing to be lost
+            raise StopRequested
 
     @contextmanager
     def _closed_at_the_end(self) -> Iterator[None]:
@@ -329,7 +336,7 @@ class Loop:
                 flops_per_second=self._parts.arithmetic.rate(samples_per_second),
                 mfu=self._parts.arithmetic.mfu(samples_per_second),
                 data_wait_share=self._since_log.data_wait_share,
-                memory_bytes=_peak_memory_bytes(self._device),
+                memory_bytes=peak_memory_bytes(self._device),
                 scale=self._parts.step.scale,
             )
         )
@@ -488,10 +495,3 @@ class Loop:
         found = newest_path(self._parts.run.checkpoints)
         last = f"the last good checkpoint is {found}" if found else "there is no checkpoint before it"
         return NonFiniteLoss(error.what, f"{error.cause}; {last}", error.fix)
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    """The most that was allocated on the GPU; on a CPU, the most that the process had resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return most_resident_bytes()

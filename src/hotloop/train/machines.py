@@ -23,7 +23,6 @@ from hotloop.core.errors import HotloopError
 
 _HEARD_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 """For so long the first machine keeps its last word there for others."""
-_ASKED = "reports"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 1.0, 30.0
 
 
@@ -146,6 +145,7 @@ class Machines:
         self._asking = _Asking()
         self._lost = False
         self._told = False
+        self._end: End | None = None
 
     def __enter__(self) -> "Machines":
         """Open the store, or begin to look for it.
@@ -203,10 +203,18 @@ class Machines:
 
     def over(self) -> End | None:
         """Whether one has ended for good, and will not come to where ranks meet."""
-        text = self._asked(lambda store: store.get("end") if store.check(["end"]) else b"")
+        text = "" if self._end else self._asked(lambda store: store.get("end") if store.check(["end"]) else b"")
         if text:
-            return End(**json.loads(text))
+            self._end = End(**json.loads(text))
+        if self._end:
+            return self._end
         return End(1, "the first machine is not there any more", told=False) if self._lost else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether one has said that it ends: who has not, may have been lost, and others may still hang."""
+        end = self.over()
+        return end is not None and end.told
 
     def is_ahead(self, restart: int) -> bool:
         """Whether another one has started its ranks once more than this one."""
@@ -221,22 +229,27 @@ class Machines:
         told: int | None = self._asked(lambda store: store.add("progress", int(here)))
         return told
 
-    def ask_reports(self, seconds: float) -> list[str]:
-        """What ranks of the other machines are at, of those that say so within that time, in order of machine."""
-        self._set(_ASKED, "")
-        until, others = time.monotonic() + seconds, [n for n in range(self._nodes.number) if n != self._nodes.rank]
-        while not all(self._has(f"report-{rank}") for rank in others) and time.monotonic() < until and not self._lost:
+    def ask_reports(self, restart: int, own: str, seconds: float) -> list[str]:
+        """What ranks of the other machines are at, of those that say so within that time, in order of machine.
+
+        Args:
+            own: what this machine's are at, for others that ask.
+        """
+        self._set(f"reports-{restart}", "")
+        self.report(restart, own)
+        until = time.monotonic() + seconds
+        keys = [f"report-{restart}-{each}" for each in range(self._nodes.number) if each != self._nodes.rank]
+        while not all(self._has(key) for key in keys) and time.monotonic() < until and not self._lost:
             time.sleep(_LOOK_SECONDS)
-        return [self._text(f"report-{rank}") for rank in others if self._has(f"report-{rank}")]
+        return [text for key in keys if self._has(key) and (text := self._text(key))]
 
-    @property
-    def are_asked(self) -> bool:
-        """Whether one has asked for reports."""
-        return self._has(_ASKED)
+    def are_asked(self, restart: int) -> bool:
+        """Whether one has asked for reports of ranks of that start."""
+        return self._has(f"reports-{restart}")
 
-    def report(self, text: str) -> None:
+    def report(self, restart: int, text: str) -> None:
         """What ranks of this machine are at."""
-        self._set(f"report-{self._nodes.rank}", text)
+        self._set(f"report-{restart}-{self._nodes.rank}", text)
 
     def _text(self, key: str) -> str:
         return (self._asked(lambda store: store.get(key)) or b"").decode()

@@ -226,3 +226,10 @@ def _line(frames: list[dict[str, Any]]) -> str:
         return "an unknown line"
     file, number = own[0]["filename"], own[0]["line"]
     return f"`{linecache.getline(file, number).strip()}` ({file}, line {number})"
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that was allocated on the GPU; on a CPU, the most that the process had resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return most_resident_bytes()

@@ -79,9 +79,11 @@ def bind(rank: int, ranks: int) -> str:
 
 def _keep_on(processors: set[int]) -> None:
     """This process, with the threads that it has already: those that talk to other ranks, say."""
-    for thread in Path("/proc/self/task").iterdir():
+    before = os.sched_getaffinity(0)
+    for thread in [int(task.name) for task in Path("/proc/self/task").iterdir()]:
         with suppress(ProcessLookupError):  # it has just ended
-            os.sched_setaffinity(int(thread.name), processors)
+            if os.sched_getaffinity(thread) == before:  # others were put where they are, by OMP_PROC_BIND say
+                os.sched_setaffinity(thread, processors)
 
 
 def _nodes(allowed: set[int], root: Path) -> dict[int, set[int]]:

@@ -12,11 +12,14 @@ from types import FrameType
 
 from hotloop.core.stopping import stop_at_once
 from hotloop.train.notices import Look, looks
+from hotloop.train.world import PARENT
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
 _SIGNALS_OF_RANKS = "signals"
+_LATE_SECONDS = 5.0
+"""By which a signal is read after it has come, where Python's lock is held or the machine is busy."""
 _RANKS_SECONDS, _STOP_SECONDS, _GRACE_SECONDS, _JOIN_SECONDS = 0.2, 0.5, 1.0, 2.0
 
 
@@ -56,6 +59,7 @@ class Preemption:
         self._every_seconds = every_seconds
         self._told = 0.0
         self._stop: Path | None = None  # of a rank
+        self._parent = os.environ.get(PARENT, "")
         self._heard: tuple[int, int] | None = None
         self._last = last
         if stop_file:
@@ -130,6 +134,11 @@ class Preemption:
             if self._end.wait(self._every_seconds):
                 return
 
+    @property
+    def _is_orphan(self) -> bool:
+        """Whether who has started this rank is gone: nobody writes the file, and a signal tells of no lost ranks."""
+        return self._parent != "" and os.getppid() != int(self._parent)
+
     def _end_if_told(self, heard: int) -> str:
         """SIGTERM that comes to all processes of a container is a notice, as the one that has started this rank says;
         from that one alone, it is the end, also of a rank that is about to save: others are gone. Nothing of it is a
@@ -139,7 +148,7 @@ class Preemption:
             if signal.SIGTERM in os.read(heard, 64):
                 self._told = time.time()
         if self._told and time.time() - self._told > _GRACE_SECONDS:
-            if self._stop and not _is_since(self._stop, self._told - _GRACE_SECONDS):
+            if not self._is_orphan and self._stop and not _is_since(self._stop, self._told - _LATE_SECONDS):
                 os._exit(128 + signal.SIGTERM)
             self._told = 0.0
         return ""

@@ -205,7 +205,7 @@ def _make_step(
         precision=job.precision,
         clip_norm=job.train.clip_norm,
         ema=job.train.ema,
-        compile=_compiled(job, model, notify),
+        compile=_compiled(job, model, notify if world.first else lambda text: None),
         own_kernels=bool(job.speed.kernels) and not is_sharded(model),
         graph=bool(job.speed.graph),
         recover=job.speed.recover,

@@ -339,8 +339,15 @@ class _Training:
         result = self._result(loop, "finished" if finished else "preempted", resumed_from, stopped_by)
         self._end(result, loop)
         if not finished:  # after the result: a store may take longer than a notice gives
-            loop.wait_for_copies()
+            self._wait_for_copies(loop, result)
         return result
+
+    def _wait_for_copies(self, loop: Loop, result: Result) -> None:
+        try:
+            loop.wait_for_copies()
+        except HotloopError as error:  # a store that does not encrypt them, say
+            self._end(replace(result, status="failed", error=str(error)), loop)
+            raise
 
     def _found(self, named: Loaded | None) -> Loaded | None:
         """The checkpoint to go on from: on all ranks the one that the first has chosen, and all have verified."""
