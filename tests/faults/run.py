@@ -31,6 +31,7 @@ from faults.trials import REPOSITORY, SETTINGS, Trial, started
 
 _MOST_TRIES = 8
 """Of a trial whose training ends before anything could be done to it."""
+_SAVED = re.compile(r"^saved .*-step-(\d+) in ", re.MULTILINE)
 _COUNTS = ("trials", "resumed", "lost", "accepted", "hangs", "mismatches", "errors")
 
 
@@ -118,7 +119,7 @@ def went_back(err: str) -> str:
             if begins and int(found[1]) <= saved:
                 return f"step {saved} was saved, and it went on from step {int(found[1]) - 1}"
             begins = False
-        elif found := re.match(r"saved .*-step-(\d+) in ", line):
+        elif found := _SAVED.match(line):
             saved = int(found[1])
     return ""
 
@@ -135,7 +136,7 @@ def disturb(kind: str, trial: Trial, moments: random.Random, undisturbed: Undist
     if outcome.hung:
         faults.wrong("hangs", f"{trial.setting}, disturbed: {outcome.done}")
     err = trial.run.with_suffix(".err").read_text()
-    kept, said = trial.newest_step, max((int(step) for step in re.findall(r"saved .*-step-(\d+) in ", err)), default=0)
+    kept, said = trial.newest_step, max((int(step) for step in _SAVED.findall(err)), default=0)
     if kept < said and not outcome.damaged:
         faults.wrong("lost", f"step {said} was saved, {kept} is there")
     if back := went_back(err):

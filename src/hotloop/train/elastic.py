@@ -82,8 +82,7 @@ def train_in_ranks(
         HotloopError: a rank makes no progress, or other machines do not come.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it reports is told here, shorter
-    gpus: list[str] = []
-    limit = settings.timeout.amount
+    gpus, limit = list[str](), settings.timeout.amount
     with (
         TemporaryDirectory(prefix="hotloop-ranks-") as name, _stopped_by_signals(Path(name) / "stop"),
         Machines(nodes, limit) as machines,

@@ -17,7 +17,6 @@ from hotloop.train.world import PARENT
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends ahead of a time limit, `#SBATCH --signal=USR1@120` for example."""
 
-_SIGNALS_OF_RANKS = "signals"
 _LATE_SECONDS = 5.0
 """By which a signal is read after it has come, where Python's lock is held or the machine is busy."""
 _RANKS_SECONDS, _STOP_SECONDS, _GRACE_SECONDS, _JOIN_SECONDS = 0.2, 0.5, 1.0, 2.0
@@ -57,7 +56,6 @@ class Preemption:
         self._looks = looks(cloud, address, file)
         self._signals: tuple[signal.Signals, ...] = _SIGNALS
         self._every_seconds = every_seconds
-        self._told = 0.0
         self._stop: Path | None = None  # of a rank
         self._parent = os.environ.get(PARENT, "")
         self._heard: tuple[int, int] | None = None
@@ -92,11 +90,11 @@ class Preemption:
                 self._heard = os.pipe2(os.O_NONBLOCK)
                 signal.set_wakeup_fd(self._heard[1], warn_on_full_buffer=False)
         self._end.clear()
-        listened = {_SIGNALS_OF_RANKS: partial(self._end_if_told, self._heard[0])} if self._heard else {}
-        self._watchers = [  # one each: a file on a mount that stands still makes nobody deaf for the rest
-            threading.Thread(target=self._watch, args=watched, name="hotloop-notices", daemon=True)
-            for watched in [*self._looks.items(), *listened.items()]
-        ]
+        # One each: a file on a mount that stands still makes nobody deaf for the rest.
+        targets = [partial(self._watch, *watched) for watched in self._looks.items()]
+        if self._stop and self._heard:
+            targets.append(partial(self._end_if_told, self._heard[0], self._stop))
+        self._watchers = [threading.Thread(target=each, name="hotloop-notices", daemon=True) for each in targets]
         for watcher in self._watchers:
             watcher.start()
         return self
@@ -123,7 +121,7 @@ class Preemption:
 
     def _watch(self, name: str, look: Look) -> None:
         warned = False
-        while not self._reason or name == _SIGNALS_OF_RANKS:
+        while not self._reason:
             try:
                 if (found := look()) and not self._reason:  # a signal or another look may have come first meanwhile
                     self._reason = found
@@ -139,19 +137,19 @@ class Preemption:
         """Whether who has started this rank is gone: nobody writes the file, and a signal tells of no lost ranks."""
         return self._parent != "" and os.getppid() != int(self._parent)
 
-    def _end_if_told(self, heard: int) -> str:
-        """SIGTERM that comes to all processes of a container is a notice, as the one that has started this rank says;
-        from that one alone, it is the end, also of a rank that is about to save: others are gone. Nothing of it is a
-        notice itself.
+    def _end_if_told(self, heard: int, stop: Path) -> None:
+        """SIGTERM that comes to all processes of a container is a notice, as the one that has started this rank says in
+        the file; from that one alone, it is the end, also of a rank that is about to save: others are gone.
         """
-        with suppress(BlockingIOError):
-            if signal.SIGTERM in os.read(heard, 64):
-                self._told = time.time()
-        if self._told and time.time() - self._told > _GRACE_SECONDS:
-            if not self._is_orphan and self._stop and not _is_since(self._stop, self._told - _LATE_SECONDS):
-                os._exit(128 + signal.SIGTERM)
-            self._told = 0.0
-        return ""
+        told = 0.0
+        while not self._end.wait(_RANKS_SECONDS):
+            with suppress(BlockingIOError):
+                if signal.SIGTERM in os.read(heard, 64):
+                    told = time.time()
+            if told and time.time() - told > _GRACE_SECONDS:
+                if not self._is_orphan and not _is_since(stop, told - _LATE_SECONDS):
+                    os._exit(128 + signal.SIGTERM)
+                told = 0.0
 
 
 def _seldom(look: Look, every_seconds: float) -> Look:

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from hotloop.core.errors import InputError
+from hotloop.core.stopping import STOPPED_EARLY
 from hotloop.core.units import count
 from hotloop.launch.kubernetes.names import MAIN, NODE, RESOURCES, Kind, object_name
 from hotloop.launch.kubernetes.paths import Paths, job_in_container, paths_in_container
@@ -16,7 +17,7 @@ from hotloop.launch.request import Request
 
 Manifest = dict[str, Any]
 
-_AGAIN, _NEVER = 75, 2
+_AGAIN, _NEVER = STOPPED_EARLY, 2
 _TRAINER_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
