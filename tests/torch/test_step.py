@@ -682,3 +682,12 @@ def test_an_interruption_before_a_window_leaves_nothing_of_it(monkeypatch: pytes
         step(batch), other(batch)
     assert step.number == 2
     assert torch.equal(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize(("devices", "words"), [([0, 1], 1), ([0], 0)])
+def test_a_model_in_data_parallel_over_several_gpus_is_advised_against(devices: list[int], words: int) -> None:
+    model = nn.DataParallel(linear())
+    model.device_ids = devices  # as they are where there are GPUs
+    told: list[str] = []
+    Step(model, loss, sgd(model), notify=told.append)
+    assert sum("DistributedDataParallel" in line for line in told) == words

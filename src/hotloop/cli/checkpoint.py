@@ -7,10 +7,34 @@ from typing import Any
 
 import click
 
+from hotloop.core.errors import InputError
 from hotloop.core.units import format_bytes
+
+
+class _Place(click.Path):
+    """A path that is there, or an address in object storage, which stays as it is typed."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        from hotloop.data.object_store import is_remote
+
+        return value if isinstance(value, str) and is_remote(value) else super().convert(value, param, context)
+
+
+def _client_key(context: click.Context, param: click.Parameter, value: str) -> str:
+    from hotloop.core.job import where_the_key_is
+
+    try:
+        return where_the_key_is(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, param) from None
+
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _path = click.argument("path", type=click.Path(exists=True, path_type=Path))
+_place = click.argument("place", metavar="PATH", type=_Place())
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,26 +46,48 @@ def checkpoint() -> None:
 
 
 @checkpoint.command(name="list")
-@_path
+@_place
 @_json
-def list_(path: Path, as_json: bool) -> None:
-    """Say which checkpoints there are, oldest first. Their content is not read."""
-    from hotloop.train.checkpoint.table import stored_checkpoints
+def list_(place: Path | str, as_json: bool) -> None:
+    """Say which checkpoints there are, oldest first. Their content is not read.
 
-    _print([_row(one) for one in stored_checkpoints(path)], as_json)
+    PATH may be a place in object storage: of copies, of a run's, or of one.
+    """
+    _print([_row(one) for one in _stored(place)], as_json)
 
 
 @checkpoint.command()
-@_path
+@_place
+@click.option(
+    "--client-key",
+    default="",
+    callback=_client_key,
+    metavar="KEY",
+    help="file:PATH or env:VARIABLE, that copies are encrypted with.",
+)
 @_json
-def verify(path: Path, as_json: bool) -> None:
-    """Read checkpoints whole and compare them with their hashes. The exit code is 1 if one is damaged."""
-    from hotloop.train.checkpoint.table import stored_checkpoints
+def verify(place: Path | str, client_key: str, as_json: bool) -> None:
+    """Read checkpoints whole and compare them with their hashes. The exit code is 1 if one is damaged.
 
-    rows = [_row(one) for one in stored_checkpoints(path, verify=True)]
+    PATH may be a place in object storage; nothing of what is read there is kept.
+    """
+    rows = [_row(one) for one in _stored(place, client_key, verify=True)]
     _print(rows, as_json)
     if any(row["damage"] for row in rows):
         raise click.exceptions.Exit(1)
+
+
+def _stored(place: Path | str, client_key: str = "", verify: bool = False) -> list[Any]:
+    if isinstance(place, str):
+        from hotloop.train.checkpoint.copied import copied_checkpoints
+
+        return list(copied_checkpoints(place, verify, client_key))
+    from hotloop.train.checkpoint.table import stored_checkpoints
+
+    if client_key:
+        cause = "checkpoints on the disk are not encrypted by hotloop, their copies in object storage are"
+        raise InputError("--client-key goes with object storage", cause, "name s3://bucket/folder, or leave it out")
+    return list(stored_checkpoints(place, verify))
 
 
 @checkpoint.command()

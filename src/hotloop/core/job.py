@@ -314,7 +314,12 @@ def _plain_as_text(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int | float) else value
 
 
-def _where_the_key_is(value: str) -> str:
+def where_the_key_is(value: str) -> str:
+    """A `storage.client_key` as it is.
+
+    Raises:
+        ValueError: it names no place.
+    """
     if not re.fullmatch(r"(file:(?!.*AGE-SECRET-KEY).+|env:[A-Za-z_]\w*)?", value):
         raise ValueError('it says where the key is, "file:PATH" or "env:VARIABLE", and never holds the key')
     return value
@@ -330,7 +335,7 @@ class StorageSection(Section):
         "store", description="by the store, of every object that is written; store: its own way"
     )
     kms_key: str = Field("", description="that the store encrypts with, on AWS its ARN; empty: the account's")
-    client_key: Annotated[str, AfterValidator(_where_the_key_is)] = Field(
+    client_key: Annotated[str, AfterValidator(where_the_key_is)] = Field(
         "", description='where an age key is, "file:PATH" or "env:VARIABLE", that encrypts copies before they leave'
     )
 

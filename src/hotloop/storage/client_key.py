@@ -7,7 +7,7 @@ What was cut short, changed or put together from other files does not decrypt. a
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hotloop.core.errors import CheckpointError, InputError, cannot_write
 
@@ -16,6 +16,23 @@ _BEGINNING = "AGE-SECRET-KEY-1"
 _MAKE = "hotloop storage key FILE"
 _MOST_BYTES = 1 << 16
 """Of a file with keys."""
+
+
+class Reads(Protocol):
+    """Something that is open for reading."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """So many bytes at the most; none at the end."""
+
+
+class Writes(Protocol):
+    """Something that is open for writing."""
+
+    def write(self, content: bytes, /) -> int:
+        """How many bytes were taken."""
+
+    def flush(self) -> None:
+        """Nothing waits after it."""
 
 
 class WrongKey(CheckpointError):
@@ -66,19 +83,21 @@ class ClientKey:
             OSError: it cannot be read, or the other one not written.
         """
         with source.open("rb") as encrypted, target.open("wb") as plain:
-            try:
-                self._age.decrypt_io(encrypted, plain, self._identities)
-            except self._age.DecryptError as error:
-                cause = (
-                    f"{' '.join(str(error).split())}: it was encrypted for another key, or its beginning was changed"
-                )
-                fix = "name the key that it was written with: --set storage.client_key=..."
-                raise WrongKey(f"{source.name} does not decrypt", cause, fix) from None
-            except OSError as error:
-                if error.errno is not None:  # of the disk; age's own have no number
-                    raise
-                cause = "it was cut short or changed after it was encrypted"
-                raise Damaged(f"{source.name} does not decrypt", cause, "use an earlier one") from None
+            self.decrypt_stream(encrypted, plain, source.name)
+
+    def decrypt_stream(self, encrypted: Reads, plain: Writes, name: str) -> None:
+        """As `decrypt`, of what is called `name` in what it raises."""
+        try:
+            self._age.decrypt_io(encrypted, plain, self._identities)
+        except self._age.DecryptError as error:
+            cause = f"{' '.join(str(error).split())}: it was encrypted for another key, or its beginning was changed"
+            fix = "name the key that it was written with: --set storage.client_key=..."
+            raise WrongKey(f"{name} does not decrypt", cause, fix) from None
+        except OSError as error:
+            if error.errno is not None:  # of the disk or the store; age's own have no number
+                raise
+            cause = "it was cut short or changed after it was encrypted"
+            raise Damaged(f"{name} does not decrypt", cause, "use an earlier one") from None
 
 
 def make_key(file: Path) -> None:

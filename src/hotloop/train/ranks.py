@@ -45,7 +45,7 @@ class Ranks:
     Args:
         settings: without `recover` no window is cautious. Where ranks talk in the forward pass (SyncBatchNorm) or
             backward is fixed (`static_graph`), none is either.
-        notify: told, in a line, that blocks of divided weights keep what they have gathered.
+        notify: told, in a line each, that blocks of divided weights keep what they have gathered, and of DataParallel.
         optimizer: that may update divided weights while backward computes; None: only after it.
 
     Attributes:
@@ -59,6 +59,9 @@ class Ranks:
     ) -> None:  # fmt: skip
         found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
         self._ddp = found[0] if len(found) == 1 else None
+        if any(isinstance(module, nn.DataParallel) and len(module.device_ids) > 1 for module in model.modules()):
+            cause = "the model is in DataParallel, which copies it to all GPUs in each step and computes in one process"
+            notify(f"{cause}; DistributedDataParallel, a process for each GPU, does not: torchrun --nproc_per_node gpu")
         group = self._ddp.process_group if self._ddp else None
         self.several = distributed.is_initialized() and distributed.get_world_size(group) > 1
         self.communication = Communication(next(model.parameters()).device)

@@ -192,13 +192,16 @@ def _rename(path: Path, why: str) -> None:
 _OTHER = "name another checkpoint; of a training: --resume PATH"
 
 
-def verify_checkpoint(path: Path) -> Position:
+def verify_checkpoint(path: Path, hashes: Hashes = hash_files) -> Position:
     """Compare a checkpoint's files with their hashes. Epoch and step that it was saved at.
+
+    Args:
+        hashes: who computes them; then nothing but the manifest has to be there.
 
     Raises:
         CheckpointError: it is damaged or of another format, or it cannot be read now.
     """
-    manifest = _manifest(path, hash_files)
+    manifest = _manifest(path, hashes)
     return int(manifest["epoch"]), int(manifest["step"])
 
 

