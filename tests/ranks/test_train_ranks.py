@@ -2,11 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +104,51 @@ def test_a_signal_is_heard_soon_after_a_validation(job: Path) -> None:
         _, err = child.communicate(timeout=60)
     assert child.returncode == 75, err
     assert 100 <= json.loads((job.parent / "run/result.json").read_text())["steps"] < 150
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+def test_a_stop_reaches_ranks_though_the_disk_is_full(job: Path, number: signal.Signals) -> None:
+    """What hears the signal can write nothing more, and tells them by a file."""
+    with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
+        read_until(child, "step")
+        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (0, 0))
+        child.send_signal(number)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert f"saved, as {number.name} asked" in out
+
+
+def test_ranks_whose_parent_is_killed_save_and_end(job: Path) -> None:
+    """Also where SIGTERM comes to all that is left in their container: it tells of no ranks that are gone."""
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:Paced'\n"))
+    options = ["--set", "model.name=line", "--set", "task.arguments={samples = 400, seconds = 2}"]
+    with started(job.parent, "--set", "run.dir=run", *options, *TWO) as child:
+        read_until(child, "step")
+        ranks = [rank_of(child.pid, rank) for rank in (0, 1)]
+        child.kill()
+        child.wait()
+        try:
+            for rank in ranks:
+                os.kill(rank, signal.SIGTERM)
+            child.communicate(timeout=60)  # they write there too, the last of them to its end
+        finally:
+            for rank in ranks:
+                with suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)
+    result = json.loads((job.parent / "run/result.json").read_text())
+    assert (result["status"], result["stopped_by"]) == ("preempted", "SIGUSR1")
+    saved = [path.name for path in (job.parent / "run/checkpoints").glob("epoch-*")]
+    assert f"epoch-0000-step-{result['steps']:08}" in saved
+
+
+def test_a_rank_whose_parent_is_gone_before_it_begins_ends(
+    hotloop: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTLOOP_RANKS_FOLDER", str(job.parent))
+    monkeypatch.setenv("HOTLOOP_RANKS_PARENT", str(os.getpid()))  # another one starts what runs here
+    done = hotloop("train", "job.toml", "--set", "run.dir=run", expect=1)
+    assert "the process that has started this rank is gone" in done.err
+    assert not (job.parent / "run").exists()
 
 
 def test_restarts_are_counted_from_checkpoint_to_checkpoint(job: Path) -> None:
@@ -525,6 +572,16 @@ def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotl
     done = hotloop("train", "job.toml", *TWO, *options, expect=0)
     assert "warning" not in done.err, "each block is compiled in one piece"
     assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-3)
+
+
+def test_a_model_that_is_not_compiled_is_told_once(
+    hotloop: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one of the ranks."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # the loss need not be compiled for that
+    options = ["--set", "parallel=fsdp", "--set", "speed.compile=true", "--set", "train.epochs=1"]
+    done = hotloop("train", "job.toml", *TWO, *options, expect=0)
+    assert done.err.count("the model is not compiled: its weights are divided, and it has no repeated blocks") == 1
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ import http.server
 import json
 import os
 import shutil
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,13 +29,16 @@ from https import http_server
 from obstore.store import S3Store
 from runs import weights_of, write_small_job
 
-from hotloop.core.errors import InputError
-from hotloop.core.job_file import parse_job
+from hotloop import train_job
+from hotloop.core.errors import HotloopError, InputError
+from hotloop.core.job_file import load_job, parse_job
+from hotloop.core.machine import read_machine
 from hotloop.data.object_store import open_store
 from hotloop.storage.client_key import make_key
 from hotloop.storage.places import find_places
 from hotloop.storage.policy import aws_policy
 from hotloop.train.checkpoint.copies import Copies
+from hotloop.train.observer import Ended, Event, Logged, Observer
 
 KEY_ID = "1234abcd-12ab-34cd-56ef-1234567890ab"
 KEY = f"arn:aws:kms:us-east-1:111122223333:key/{KEY_ID}"
@@ -402,6 +407,41 @@ def test_an_object_that_the_store_has_not_encrypted_ends_the_run(
     assert "the store's answer names nothing of it" in done.err
     assert b"<Key>models/mine/epoch-0001" in removed[-1], "and it does not stay"
     assert json.loads((job.parent / "mine/result.json").read_text())["status"] == "failed"
+
+
+def test_a_stop_whose_copy_the_store_has_not_encrypted_has_failed(
+    job: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is known only when the stop has been noted, and the checkpoint is there."""
+    noted = threading.Event()
+    statuses: list[str] = []
+
+    class Late(Forgetting):
+        def do_HEAD(self) -> None:
+            if ".hotloop-" not in self.path:
+                noted.wait(60)
+            super().do_HEAD()
+
+    class Stops(Observer):
+        def on(self, event: Event) -> None:
+            if isinstance(event, Logged):
+                os.kill(os.getpid(), signal.SIGTERM)
+            if isinstance(event, Ended):
+                statuses.append(event.result.status)
+                noted.set()
+
+    monkeypatch.chdir(job.parent)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    settings = [*WITH_ARN, "--set", "data.train=images"][1::2]
+    with http_server(Late) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        with pytest.raises(HotloopError, match="is not encrypted with aws:kms"):
+            train_job(load_job(job, settings), read_machine(), Stops())
+    assert statuses == ["preempted", "failed"]
+    result = json.loads(Path("mine/result.json").read_text())
+    assert result["status"] == "failed"
+    assert "the store's answer names nothing of it" in result["error"]
+    assert list(Path("mine/checkpoints").glob("epoch-*"))
 
 
 @pytest.mark.parametrize(("busy", "trouble"), [(1, False), (10, True)])

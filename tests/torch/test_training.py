@@ -26,6 +26,7 @@ from hotloop.core.machine import read_machine
 from hotloop.core.run import Result
 from hotloop.train.checkpoint import saving
 from hotloop.train.checkpoint.checkpointer import Checkpointer, load_checkpoint
+from hotloop.train.checkpoint.parts import PartFiles
 from hotloop.train.checkpoint.schedule import SaveSchedule
 from hotloop.train.checkpoint.staging import Staged
 from hotloop.train.host_memory import HostMemory
@@ -152,6 +153,36 @@ def test_a_stopped_run_continues_bit_for_bit(
     assert told.of(Started)[0].progress.step == stop
     steps = [record["step"] for record in done.metrics() if record["event"] == "step"]
     assert steps == sorted(set(steps))
+
+
+def test_a_rank_reads_its_own_random_state_alone(
+    make_images: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint of 1,000 ranks; dropout draws from it."""
+    folder, settings = make_images(), {"log__every": 1, "model__arguments": {"dropout": 0.5}}
+    _, through = run(small(folder, tmp_path / "through", **settings))
+    job = small(folder, tmp_path / "stopped", **settings)
+    done, _ = run(job, stop_at(3))
+    (saved,) = done.checkpoints.glob("epoch-*")
+    state = load_checkpoint(saved).state
+    own = state["random_states"]
+    others = torch.randint(256, (999, own.shape[1]), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shutil.rmtree(done.checkpoints)
+    done.checkpoints.mkdir()
+    Checkpointer(done.checkpoints).save({**state, "random_states": torch.cat([own, others])}, step=3)
+    sizes: list[int] = []
+    read = PartFiles.read
+
+    def noted(files: PartFiles, file: int, name: str, slices: Any) -> torch.Tensor:
+        block = read(files, file, name, slices)
+        if name == "random_states":
+            sizes.append(block.nbytes)
+        return block
+
+    monkeypatch.setattr(PartFiles, "read", noted)
+    _, result = run(job)
+    assert sizes == [own.nbytes]
+    assert result.weights_sha256 == through.weights_sha256
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import tarfile
 from collections.abc import Callable
@@ -252,6 +253,19 @@ def test_a_shard_is_opened_once_for_all_its_images(tmp_path: Path) -> None:
     listening = False
     assert contents[: len(order)] == contents[len(order) :]
     assert len(opened) == len(set(opened)) == len(list(tmp_path.glob("*.tar")))
+
+
+def test_a_shard_that_was_open_is_opened_anew_after_an_error(tmp_path: Path) -> None:
+    """Of a network disk that has come back, what was open before is read no more."""
+    write_shards(tmp_path)
+    images = find_images(str(tmp_path))
+    expected = [images.read(number) for number in range(len(images))]
+    for shard in tmp_path.glob("*.tar"):
+        (kept,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if os.path.realpath(one) == str(shard)]
+        unread = os.open(shard, os.O_PATH)  # its state can be asked for, each read of it fails
+        os.dup2(unread, kept, inheritable=False)
+        os.close(unread)
+    assert [images.read(number) for number in range(len(images))] == expected
 
 
 def test_a_shard_is_not_taken_for_another_that_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
