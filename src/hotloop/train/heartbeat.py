@@ -66,21 +66,6 @@ class Heart:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @property
-    def beats(self) -> int:
-        """As in `Heartbeat`."""
-        return self._beats
-
-    @property
-    def signs(self) -> int:
-        """As in `Heartbeat`."""
-        return self._signs
-
-    @property
-    def is_patient(self) -> bool:
-        """Whether a disk or a store is waited for, and not for too long yet."""
-        return time.monotonic() < self._patient_until
-
     def beat(self) -> None:
         """Something has been done."""
         self._beats += 1
@@ -150,7 +135,7 @@ class Heart:
     def _run(self) -> None:
         folder = Path(self.world.folder)
         while not self._end.wait(_SECONDS):
-            if self.is_patient:
+            if time.monotonic() < self._patient_until:
                 self._signs += 1
             self._write()
             with suppress(OSError):
