@@ -18,8 +18,10 @@ from command import Command, Finished
 from obstore.store import S3Store
 
 from hotloop import Checkpointer
+from hotloop.core.errors import InputError
 from hotloop.core.job_file import parse_job
 from hotloop.storage.client_key import make_key
+from hotloop.train.checkpoint import copied
 from hotloop.train.checkpoint.copies import Copies
 
 STEPS = ["epoch-0000-step-00000001", "epoch-0000-step-00000002"]
@@ -135,6 +137,8 @@ def test_encrypted_copies_are_verified_by_their_key(
     first, second = rows(hotloop("checkpoint", "verify", url, "--client-key", "file:key", "--json", expect=1))
     assert first["damage"] == ""
     assert "cut short or changed" in second["damage"]
+    plain = rows(hotloop("checkpoint", "verify", send("plain"), "--client-key", "file:key", "--json", expect=1))
+    assert "not encrypted" in plain[0]["damage"]
 
 
 @pytest.mark.parametrize(
@@ -155,3 +159,36 @@ def test_wrong_places_are_told(
     done = hotloop("checkpoint", *(each.format(bucket=bucket) for each in arguments), expect=2)
     assert words in done.err
     assert "Traceback" not in done.err
+
+
+def test_what_cannot_be_read_now_is_not_damaged(send: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = send()
+    read = copied._Object.read
+
+    def broken(self: copied._Object, size: int = -1) -> bytes:
+        if "state.pt" in self._name:
+            raise OSError(5, "connection refused", self._name)
+        return read(self, size)
+
+    monkeypatch.setattr(copied._Object, "read", broken)
+    with pytest.raises(InputError, match="cannot be read"):
+        copied.copied_checkpoints(url, verify=True)
+
+
+def test_a_copy_that_a_training_removes_meanwhile_is_left_out(
+    bucket: str, send: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = send()
+    store = S3Store(bucket, client_options={"allow_http": True})
+    read = copied._Object.read
+
+    def removing(self: copied._Object, size: int = -1) -> bytes:
+        if self._name == f"{STEPS[0]}/manifest.json":
+            for file in ("manifest.json", "state.pt"):
+                obstore.delete(store, f"models/mine/{STEPS[0]}/{file}")
+            monkeypatch.setattr(copied._Object, "read", read)
+        return read(self, size)
+
+    monkeypatch.setattr(copied._Object, "read", removing)
+    [left] = copied.copied_checkpoints(url, verify=True)
+    assert (left.path, left.damage) == (f"{url}/{STEPS[1]}", "")

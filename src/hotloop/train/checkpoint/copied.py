@@ -68,6 +68,8 @@ class _Object:
     def read(self, size: int = -1) -> bytes:
         try:
             return bytes(self._reader.read(size))
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", self._name.removesuffix(SUFFIX)) from None
         except (obstore_module().exceptions.BaseError, OSError) as error:
             raise OSError(errno.EIO, reason(error), self._name) from None
 
@@ -149,23 +151,34 @@ def _copies(url: str, store: Any) -> list[_Copy]:
 
 
 def _verified(url: str, store: Any, copy: _Copy, key: ClientKey | None) -> Stored | None:
-    """None for one that a training has meanwhile removed, as it keeps the newest ones."""
-    content, damage = _Content(store, copy, key), ""
-    try:
-        with TemporaryDirectory(prefix="hotloop-") as name, (Path(name) / MANIFEST).open("wb") as manifest:
-            content.write(MANIFEST, manifest)
-            manifest.flush()
-            position = verify_checkpoint(Path(name), content.hashes)
-        if position != copy.stored.position:
-            damage = (
-                f"it is the checkpoint of epoch {position[0]}, step {position[1]}: another one was put in its place"
-            )
-    except FileNotFoundError:
+    """None for one that a training has meanwhile removed, as it keeps the newest ones, or is sending again."""
+    with TemporaryDirectory(prefix="hotloop-") as name:
+        damage = _damage(_Content(store, copy, key), copy, Path(name), encrypted=key is not None)
+    if damage and copy not in _copies(url, store):
         return None
+    return replace(copy.stored, damage=damage)
+
+
+def _damage(content: _Content, copy: _Copy, folder: Path, encrypted: bool) -> str:
+    """Why a copy cannot be used; empty if it can.
+
+    Raises:
+        InputError: the store does not answer.
+    """
+    if encrypted and not copy.suffix:
+        return "it is not encrypted, and a key was given: a run with that key does not take it"
+    try:
+        with (folder / MANIFEST).open("wb") as manifest:
+            content.write(MANIFEST, manifest)
+        position = verify_checkpoint(folder, content.hashes)
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
     except CheckpointError as error:
-        damage = error.cause
-        if damage.endswith(" is missing") and copy not in _copies(url, store):
-            return None
+        if isinstance(error.__cause__, OSError):  # it could not be read, which says nothing of what is there
+            raise refused(str(copy.stored.path), error.__cause__) from None
+        return error.cause
     except OSError as error:
         raise refused(str(copy.stored.path), error) from None
-    return replace(copy.stored, damage=damage)
+    if position != copy.stored.position:
+        return f"it is the checkpoint of epoch {position[0]}, step {position[1]}: another one was put in its place"
+    return ""
