@@ -2,9 +2,9 @@
 
 import errno
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,7 @@ from typing import Any
 
 from hotloop.core.errors import CheckpointError, InputError
 from hotloop.data.object_store import is_remote, obstore_module, open_store, reason, refused
-from hotloop.storage.client_key import SUFFIX, ClientKey
+from hotloop.storage.client_key import SUFFIX, ClientKey, Writes
 from hotloop.train.checkpoint.checkpointer import verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, position_of
 from hotloop.train.checkpoint.table import Stored
@@ -58,23 +58,24 @@ class _Object:
 
     def __init__(self, store: Any, name: str) -> None:
         self._name = name
-        try:
+        with self._told():
             self._reader = obstore_module().open_reader(store, name, buffer_size=_PIECE_BYTES)
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "there is no such object", name.removesuffix(SUFFIX)) from None
-        except obstore_module().exceptions.BaseError as error:
-            raise OSError(errno.EIO, reason(error), name) from None
 
     def read(self, size: int = -1) -> bytes:
-        try:
+        with self._told():
             return bytes(self._reader.read(size))
+
+    def close(self) -> None:
+        self._reader.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self._name.removesuffix(SUFFIX)) from None
         except (obstore_module().exceptions.BaseError, OSError) as error:
             raise OSError(errno.EIO, reason(error), self._name) from None
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class _Content:
@@ -83,7 +84,7 @@ class _Content:
     def __init__(self, store: Any, copy: _Copy, key: ClientKey | None) -> None:
         self._store, self._copy, self._key = store, copy, key
 
-    def write(self, name: str, target: Any) -> None:
+    def write(self, name: str, target: Writes) -> None:
         with closing(_Object(self._store, f"{self._copy.below}{name}{self._copy.suffix}")) as source:
             if self._copy.suffix and self._key:
                 self._key.decrypt_stream(source, target, name)
@@ -145,8 +146,9 @@ def _copies(url: str, store: Any) -> list[_Copy]:
         position = position_of(path.rpartition("/")[2])
         suffix = "" if MANIFEST in files else SUFFIX
         if position and f"{MANIFEST}{suffix}" in files:
-            size, saved = (sum(each["size"] for each in files.values()), files[f"{MANIFEST}{suffix}"]["last_modified"])
-            found.append(_Copy(Stored(path, position, size, saved.timestamp()), below, suffix))
+            size = sum(each["size"] for each in files.values())
+            saved = files[f"{MANIFEST}{suffix}"]["last_modified"].timestamp()
+            found.append(_Copy(Stored(path, position, size, saved), below, suffix))
     return sorted(found, key=lambda copy: (str(copy.stored.path).rpartition("/")[0], copy.stored.position))
 
 
