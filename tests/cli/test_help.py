@@ -74,6 +74,7 @@ CALLS = {
     "error-checkpoint": ["checkpoint", "list", "nowhere"],
     "error-command": ["trian"],
     "error-option": ["train", "job.toml", "--resum", "auto"],
+    "error-value": ["train", "job.toml", "--resume"],
     "error-argument": ["train"],
     "error-absent": ["train", "job.toml"],
     "error-data": ["data", "check"],

@@ -493,6 +493,17 @@ def test_more_processes_than_samples_a_batch_are_refused(hotloop: Command, job: 
     assert "data.batch_size = 4 is less than the 5 processes" in done.err
 
 
+@pytest.mark.slow
+def test_more_processes_than_samples_are_told_how_many_there_can_be(hotloop: Command, job: Path) -> None:
+    for folder in (job.parent / "images").iterdir():
+        for file in sorted(folder.iterdir())[1:]:
+            file.unlink()
+    done = hotloop("train", "job.toml", "--set", "ranks.processes=4", expect=2)
+    assert "data.batch_size = 4 is more than the" in done.err
+    samples = len(list((job.parent / "images").iterdir()))
+    assert f"--set data.batch_size={samples} --set ranks.processes={samples}" in done.err
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """20 samples: the last of four batches has two, and the last of two in validation eight."""
@@ -628,6 +639,9 @@ def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path)
     assert done.err.count("error: ") == 1
     done = hotloop("train", "job.toml", "--set", "parallel=fsdp+tp", "--set", "ranks.processes=3", expect=2)
     assert "3 processes cannot compute layers together by 2" in done.err
+    assert "--set ranks.tensor=3" in done.err
+    done = hotloop("train", "job.toml", *together, "--set", "ranks.tensor=2", expect=2)
+    assert "--set ranks.tensor=auto" in done.err
 
 
 @pytest.mark.slow

@@ -46,7 +46,8 @@ def test_the_schema_describes_every_key() -> None:
     ("raw", "what", "cause", "fix"),
     [
         ({"data": {"train": "a", "batchsize": 2}}, "unknown key data.batchsize", "data.batch_size", "rename"),
-        ({"epochs": 3}, "unknown key epochs", "train.epochs", "rename it to train.epochs"),
+        ({"epochs": 3}, "unknown key epochs", "train.epochs", "rename it to train.epochs, in [train]"),
+        ({"ranks": {"parallel": "tp"}}, "unknown key ranks.parallel", "parallel", "parallel, above all tables"),
         ({"task": {"augment": {"flp": 1}}}, "unknown key task.augment.flp", "task.augment.flip", "rename"),
         ({"qqqqqqqqqq": 1}, "unknown key qqqqqqqqqq", "no key has a name like it", "schema"),
         ({"data": {"batch_size": 2}}, "data.train is missing", "no default", "--set data.train="),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hotloop.plan.cards import card_named
 from hotloop.plan.footprint import Cost, Footprint, Moment, State, scaled, summed
-from hotloop.plan.memory import Division, Memory, least_bytes, memory_of, memory_on
+from hotloop.plan.memory import Division, Memory, least_bytes, memory_of
 from hotloop.plan.seconds import StepTime, exchanged_bytes, step_time
 from hotloop.tasks.cross_entropy import CHUNK_BYTES
 from hotloop.train.gathered import ROOM
@@ -30,8 +30,11 @@ PRODUCT = Cost("matrix", "bf16", 1e12, 1e8, 100)
 FOOTPRINT = Footprint(STATE, 8, 1e6, (Moment(20 * GB, 0.0, 1 * GB), Moment(1 * GB, 4 * GB, 1 * GB)), (PRODUCT,))
 
 
-def memory(division: Division, averaged: bool = False, accumulates: bool = False) -> Memory:
-    return memory_of(FOOTPRINT, division, averaged, accumulates)
+def memory(
+    division: Division, averaged: bool = False, accumulates: bool = False, total_bytes: float = 0.0,
+    footprint: Footprint = FOOTPRINT,
+) -> Memory:  # fmt: skip
+    return memory_of(footprint, division, averaged, accumulates, total_bytes)
 
 
 def seconds(card: str = "H100", division: Division | None = None, footprint: Footprint = FOOTPRINT) -> StepTime:
@@ -51,11 +54,20 @@ def test_what_fsdp_divides_is_whole_with_ddp() -> None:
 @pytest.mark.parametrize(("room", "kept"), [(0.99, 0.0), (1.01, 1.9 * GB)])
 def test_where_there_is_room_blocks_keep_their_weights(room: float, kept: float) -> None:
     """In 16 bits; of two blocks they are there anyway."""
-    division = Division(4, weights=True)
-    before = memory(division)
-    after = memory_on(before, STATE, division, room * (before.peak + 1.9 * GB) / ROOM)
-    assert after.peak - before.peak == pytest.approx(kept, abs=1)
-    assert memory_on(memory(Division(4)), STATE, Division(4), 1e15) == memory(Division(4))
+    before = memory(Division(4, weights=True))
+    after = memory(Division(4, weights=True), total_bytes=room * (before.peak + 1.9 * GB) / ROOM)
+    assert after.allocated - before.allocated == pytest.approx(kept, abs=1)
+    assert memory(Division(4), total_bytes=1e15) == memory(Division(4))
+
+
+@settings(max_examples=30)
+@given(done=st.floats(0, 1), blocks=st.floats(0.3, 1))
+def test_weights_that_blocks_keep_go_as_their_gradients_come(done: float, blocks: float) -> None:
+    late = replace(FOOTPRINT, passes=(Moment(20 * GB, 4 * GB * done, 0.0), Moment(0.0, 4 * GB, 0.0)))
+    late = replace(late, state=replace(STATE, blocks_share=blocks))
+    base, kept = (memory(Division(4, weights=True), total_bytes=total, footprint=late) for total in (0.0, 1e15))
+    more = max(0.0, min(1 - done, blocks) * 2 * GB - 0.1 * GB)
+    assert kept.allocated - base.allocated == pytest.approx(more, abs=1e6)
 
 
 def test_ranks_that_compute_layers_together_share_all_of_them() -> None:
@@ -75,7 +87,7 @@ def test_gradients_stay_where_batches_make_a_step_and_averages_are_another_copy(
 
 def test_averages_have_buffers_of_their_own() -> None:
     buffered = replace(FOOTPRINT, state=replace(STATE, buffer_bytes=3 * GB))
-    assert memory_of(buffered, Division(4, weights=True), True, False).parts["averaged"] == (1 + 3) * GB
+    assert memory(Division(4, weights=True), True, footprint=buffered).parts["averaged"] == (1 + 3) * GB
 
 
 @settings(max_examples=30)

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
     except click.UsageError as error:
-        _fail(_usage(error), debug)
+        _fail(_usage(error, arguments), debug)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
@@ -135,12 +135,22 @@ def _fail(error: HotloopError, debug: bool) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _usage(error: click.UsageError) -> HotloopError:
+def _usage(error: click.UsageError, arguments: Sequence[str]) -> HotloopError:
     from hotloop.core.errors import InputError
 
-    command = error.ctx.command_path if error.ctx else "hotloop"
-    usage = error.ctx.get_usage().removeprefix("Usage: ") if error.ctx else "hotloop COMMAND"
-    return InputError(error.format_message(), f"usage: {usage}", f"{command} --help")
+    context = error.ctx or _context(arguments)
+    usage = context.get_usage().removeprefix("Usage: ")
+    return InputError(error.format_message(), f"usage: {usage}", f"{context.command_path} --help")
+
+
+def _context(arguments: Sequence[str]) -> click.Context:
+    """Of the command that is called: click tells none where an option lacks its value."""
+    context = click.Context(cli, info_name="hotloop")
+    for word in arguments:
+        command = context.command.get_command(context, word) if isinstance(context.command, click.Group) else None
+        if command:
+            context = click.Context(command, info_name=word, parent=context)
+    return context
 
 
 def unexpected(error: Exception) -> HotloopError:

@@ -129,7 +129,9 @@ def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) 
     near = near or get_close_matches(key, [*keys, *sections], n=1, cutoff=0.4)
     if not near:
         return InputError(what, "no key has a name like it", "hotloop job schema lists all keys")
-    return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}")
+    table, _, name = near[0].rpartition(".")
+    place = "" if name != key.rpartition(".")[2] else f", in [{table}]" if table else ", above all tables"
+    return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}{place}")
 
 
 def _default(key: str, task: str) -> str:

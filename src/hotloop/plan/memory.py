@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from hotloop.plan.cards import table
 from hotloop.plan.footprint import Footprint, Moment, State
@@ -77,42 +78,46 @@ def least_bytes(state: State, division: Division) -> float:
     return held * division.share * division.layers(state)
 
 
-def memory_on(memory: Memory, state: State, division: Division, total_bytes: float, halved: bool = True) -> Memory:
-    """The same on a card of that size: where there is room, blocks keep gathered weights from forward to backward.
-
-    Args:
-        halved: whether weights are gathered in 16 bits.
-    """
-    if not division.weights:
-        return memory
-    blocks = state.blocks_share * state.parameter_bytes
-    more = max(0.0, blocks - 2 * state.block_bytes) * division.layers(state)  # two are there anyway
-    more *= 0.5 if halved else 1.0
-    if not has_room(memory.peak, more, total_bytes):
-        return memory
-    return Memory({**memory.parts, "communication": memory.parts["communication"] + more})
-
-
 def memory_of(
-    footprint: Footprint, division: Division, averaged: bool, accumulates: bool, data: float = 0.0, halved: bool = True
-) -> Memory:
-    """The memory of a rank.
+    footprint: Footprint, division: Division, averaged: bool, accumulates: bool, total_bytes: float,
+    data: float = 0.0, halved: bool = True,
+) -> Memory:  # fmt: skip
+    """The memory of a rank: where there is room, blocks keep gathered weights from forward to backward.
 
     Args:
         footprint: of its step; of divided weights traced so (`Way.divided`).
         averaged: whether weights are averaged (`train.ema`).
         accumulates: whether several batches make a step, whose gradients stay.
+        total_bytes: of the card.
         data: bytes of the data set, if its arrays are kept on the GPU; 0: batches are sent there.
         halved: whether divided weights are gathered in 16 bits.
     """
+    part = 0.5 if halved else 1.0
+    take = partial(_memory, footprint, division, averaged, accumulates, data, part)
+    memory, more = take(keeps=False), _kept_bytes(footprint.state, division, part)
+    return take(keeps=True) if more and has_room(memory.peak, more, total_bytes) else memory
+
+
+def _kept_bytes(state: State, division: Division, part: float) -> float:
+    """Of gathered weights that blocks would keep; two blocks' are there anyway."""
+    if not division.weights:
+        return 0.0
+    return part * max(0.0, state.blocks_share * state.parameter_bytes - 2 * state.block_bytes) * division.layers(state)
+
+
+def _memory(
+    footprint: Footprint, division: Division, averaged: bool, accumulates: bool, data: float, part: float, keeps: bool
+) -> Memory:
     state = footprint.state
     share, layers = division.share, division.layers(state)
     weights, learnt = state.parameter_bytes * share * layers, state.learnt_bytes * share * layers
-    moments = [_of_rank(moment, footprint, division, learnt) for moment in footprint.passes]
+    done = [_gradients_share(moment, footprint) for moment in footprint.passes]
+    moments = [_of_rank(*one, division, learnt) for one in zip(footprint.passes, done, strict=True)]
     if accumulates or division.name in ("ddp", "tp"):  # they lie side by side all the time
         moments = [Moment(moment.activations, learnt, moment.temporary) for moment in moments]
     moments.append(Moment(0.0, learnt, state.update.temporary * share * layers))
-    fullest = max(moments, key=lambda moment: moment.bytes)
+    sent = [_communication(state, division, layers, part, 1 - one if keeps else 0.0) for one in [*done, 1.0]]
+    fullest, communication = max(zip(moments, sent, strict=True), key=lambda one: one[0].bytes + one[1])
     tensors = {
         "weights": weights + state.buffer_bytes,
         "gradients": fullest.gradients,
@@ -120,7 +125,7 @@ def memory_of(
         "averaged": weights + state.buffer_bytes if averaged else 0.0,
         "activations": fullest.activations,
         "temporary": fullest.temporary,
-        "communication": _communication(state, division, layers, 0.5 if halved else 1.0),
+        "communication": communication,
         "input": footprint.batch_bytes + (data or SLOTS * footprint.batch_bytes),
         "workspace": _workspace(footprint),
     }
@@ -130,25 +135,37 @@ def memory_of(
     return Memory({**tensors, "slack": slack, "context": context * _GIB})
 
 
-def _of_rank(moment: Moment, footprint: Footprint, division: Division, learnt: float) -> Moment:
-    """A moment of a rank whose samples were traced alone."""
-    activations, temporary = (value / division.tensor for value in (moment.activations, moment.passing))
-    # Traced, gradients stay whole and have the weights' format; a rank keeps its part of them, as the optimizer has it.
-    whole = max(moment.gradients for moment in footprint.passes) or 1.0
-    return Moment(activations, learnt * moment.gradients / whole, temporary)
+def _gradients_share(moment: Moment, footprint: Footprint) -> float:
+    """Of all gradients, those that are there."""
+    return moment.gradients / (max(moment.gradients for moment in footprint.passes) or 1.0)
 
 
-def _communication(state: State, division: Division, layers: float, part: float) -> float:
+def _of_rank(moment: Moment, done: float, division: Division, learnt: float) -> Moment:
+    """A moment of a rank whose samples were traced alone.
+
+    Args:
+        done: the share of gradients that are there. Traced, they stay whole and have the weights' format; a rank keeps
+            its part of them, as the optimizer has it.
+    """
+    return Moment(moment.activations / division.tensor, learnt * done, moment.passing / division.tensor)
+
+
+def _communication(state: State, division: Division, layers: float, part: float, kept: float) -> float:
     """Of divided weights: two blocks and what is outside of blocks, as they are gathered; and a block's gradients in 32
     bits. Of whole ones: gradients once more, as ways to average them are tried (0.12 GiB for ResNet-50 and 0.6 for
     GPT-2 on two H200).
+
+    Args:
+        kept: of all weights, those that may lie gathered until their gradients are there. As these come, they go: 12
+            layers of Llama 3 8B that are recomputed take 0.4 GiB more for keeping 4.1 (two H200s).
     """
     if division.name == "ddp":
         return state.learnt_bytes
     if not division.weights:
         return 0.0
     block = state.block_bytes * layers
-    return part * (2 * block + (1 - state.blocks_share) * state.parameter_bytes) + block
+    gathered = max(2 * block, min(kept, state.blocks_share) * state.parameter_bytes * layers)
+    return part * (gathered + (1 - state.blocks_share) * state.parameter_bytes) + block
 
 
 def _workspace(footprint: Footprint) -> float:

@@ -7,7 +7,7 @@ from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.plan.cards import Card
 from hotloop.plan.footprint import Footprint
-from hotloop.plan.memory import Division, Memory, least_bytes, memory_of, memory_on
+from hotloop.plan.memory import Division, Memory, least_bytes, memory_of
 from hotloop.plan.prices import Offer
 from hotloop.plan.seconds import StepTime, step_time
 from hotloop.plan.trace import Way
@@ -109,8 +109,8 @@ class _Choice:
         train = self.work.job.train
         data = self.work.arrays if self.work.arrays <= DEVICE_SHARE * self.card.memory_bytes else 0.0
         halved = self.precision in ("bf16", "float8")
-        memory = memory_of(footprint, self.division, train.ema > 0, train.accumulate > 1, data, halved)
-        return memory_on(memory, footprint.state, self.division, self.card.memory_bytes, halved)
+        averaged, accumulates = train.ema > 0, train.accumulate > 1
+        return memory_of(footprint, self.division, averaged, accumulates, self.card.memory_bytes, data, halved)
 
     def fits(self, footprint: Footprint) -> bool:
         return self.memory(footprint).peak <= self.card.memory_bytes

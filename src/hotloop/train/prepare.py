@@ -130,10 +130,11 @@ def _datasets(job: Job, task: Task, world: World) -> list[tuple[Dataset, LoaderS
             raise InputError(f'the data set of "{name}" has 0 samples', "there is nothing to read", "name other data")
     check_share(job, world.data_size)
     if job.data.batch_size > len(train):
+        fewer = f" --set ranks.processes={len(train) * world.tensor}" if len(train) < world.data_size else ""
         raise InputError(
             f"data.batch_size = {job.data.batch_size} is more than the {len(train)} samples of {job.data.train}",
             "not one batch could be filled",
-            f"--set data.batch_size={len(train)}",
+            f"--set data.batch_size={len(train)}{fewer}",
         )
     on_damaged = job.data.on_corrupt
     part, drop = (world.data_rank, world.data_size), job.data.last_batch == "drop"

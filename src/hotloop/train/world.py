@@ -184,10 +184,11 @@ def in_teams(world: World, job: Job) -> World:
     if number == 1 or world.size == 1:
         return world
     if world.size % number or (job.parallel == "tp" and number != world.size):
+        fits = next(size for size in range(2, world.size + 1) if world.size % size == 0)
         raise InputError(
             f"{count(world.size, 'process', 'processes')} cannot compute layers together by {number}",
             f'parallel = "{job.parallel}"',
-            "--set parallel=fsdp+tp with ranks.tensor that divides ranks.processes",
+            f"--set ranks.tensor={'auto' if job.parallel == 'tp' else fits}",
         )
     return replace(world, tensor=number)
 
