@@ -78,7 +78,7 @@ def test_each_checkpoint_is_listed_with_its_damage(checkpoints: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
-    listed = stored_checkpoints(checkpoints)
+    listed = list(stored_checkpoints(checkpoints))
     assert [(one.position, one.damage) for one in listed] == [((0, 1), None), ((0, 2), None), ((0, 3), None)]
     assert all(one.size_bytes > len(content) for one in listed)
     whole, damaged, other = stored_checkpoints(checkpoints, verify=True)
@@ -90,7 +90,7 @@ def test_each_checkpoint_is_listed_with_its_damage(checkpoints: Path) -> None:
 
 def test_where_there_is_none_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint at"):
-        stored_checkpoints(tmp_path)
+        list(stored_checkpoints(tmp_path))
 
 
 def test_one_that_a_training_removes_meanwhile_is_left_out(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:

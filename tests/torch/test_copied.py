@@ -1,6 +1,7 @@
-"""Copies of checkpoints in a real object store are listed and verified where they are."""
+"""Copies of checkpoints in a real object store are listed and verified where they are, and taken out of it."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import obstore
 import torch
 from command import Command, Finished
 from obstore.store import S3Store
+from safetensors.torch import load_file
 
 from hotloop import Checkpointer
 from hotloop.core.errors import InputError
 from hotloop.core.job_file import parse_job
 from hotloop.storage.client_key import make_key
-from hotloop.train.checkpoint import copied
+from hotloop.train.checkpoint import copied, files
 from hotloop.train.checkpoint.copies import Copies
 
 STEPS = ["epoch-0000-step-00000001", "epoch-0000-step-00000002"]
@@ -150,6 +152,9 @@ def test_encrypted_copies_are_verified_by_their_key(
         (["verify", "s3://{bucket}", "--client-key", "secret"], "it says where the key is"),
         (["verify", "s3://{bucket}", "--client-key", "file:none"], "cannot read none"),
         (["verify", ".", "--client-key", "env:KEY"], "goes with object storage"),
+        (["convert", ".", "m.safetensors", "--client-key", "env:KEY"], "goes with object storage"),
+        (["convert", "s3://{bucket}/nothing", "m.safetensors"], "no checkpoint at"),
+        (["convert", "s3://{bucket}", "missing/m.safetensors"], "there is no folder missing"),
         (["verify", "ftp://host/folder"], "does not exist"),
     ],
 )
@@ -159,6 +164,83 @@ def test_wrong_places_are_told(
     done = hotloop("checkpoint", *(each.format(bucket=bucket) for each in arguments), expect=2)
     assert words in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_weights_are_taken_out_of_a_copy(
+    hotloop: Command, send: Callable[..., str], tmp_path: Path, encrypted: bool
+) -> None:
+    make_key(tmp_path / "key")
+    key = ["--client-key", "file:key"] if encrypted else []
+    url = send(client_key=f"file:{tmp_path / 'key'}") if encrypted else send()
+    before = {path.name for path in tmp_path.iterdir()}
+    options = ["--weights", "all", *key, "--json"]
+    told = json.loads(hotloop("checkpoint", "convert", url, "newest.safetensors", *options, expect=0).out)
+    assert (told["checkpoint"], told["tensors"]) == (f"{url}/{STEPS[1]}", 1)
+    shown = hotloop("checkpoint", "convert", f"{url}/{STEPS[0]}", "first.safetensors", *options[:-1], expect=0).out
+    assert shown.endswith(f"from {url}/{STEPS[0]}\n")
+    for name, step in (("newest", 2), ("first", 1)):
+        assert torch.equal(load_file(tmp_path / f"{name}.safetensors")["weights"], torch.arange(100_000) + step)
+    kept = {path.name for path in tmp_path.iterdir()} - before
+    assert kept == {"newest.safetensors", "first.safetensors"}, "the copy does not stay"
+    if encrypted:
+        assert "--client-key" in hotloop("checkpoint", "convert", url, "x.safetensors", expect=2).err
+
+
+def test_weights_come_from_the_newest_copy_that_is_whole(
+    hotloop: Command, bucket: str, send: Callable[..., str], tmp_path: Path
+) -> None:
+    url = send()
+    store = S3Store(bucket, client_options={"allow_http": True})
+    part = "part-00001-of-00001.safetensors"
+    obstore.put(store, f"models/mine/{STEPS[1]}/{part}", b"cut short")
+    done = hotloop("checkpoint", "convert", url, "m.safetensors", "--weights", "all", expect=0)
+    assert f"warning: {url}/{STEPS[1]} is damaged: {part} has 9 bytes" in done.err
+    assert done.out.endswith(f"from {url}/{STEPS[0]}\n")
+    obstore.delete(store, f"models/mine/{STEPS[0]}/{part}")
+    done = hotloop("checkpoint", "convert", url, "n.safetensors", expect=1)
+    assert "none of the 2 copies" in done.err
+    send("another")
+    done = hotloop("checkpoint", "convert", f"s3://{bucket}/models", "n.safetensors", expect=2)
+    assert f"name it: s3://{bucket}/models/another" in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "m.safetensors", "mine"]
+
+
+def test_a_manifest_names_no_file_elsewhere(
+    hotloop: Command, bucket: str, send: Callable[..., str], tmp_path: Path
+) -> None:
+    """It comes from a store that others may write to."""
+    url = send()
+    store = S3Store(bucket, client_options={"allow_http": True})
+    manifest = json.loads((tmp_path / "mine" / STEPS[1] / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"]["../../elsewhere"] = manifest["files"]["state.pt"]
+    manifest["sha256"] = files._digest(manifest)
+    obstore.put(store, f"models/mine/{STEPS[1]}/manifest.json", json.dumps(manifest).encode())
+    done = hotloop("checkpoint", "convert", f"{url}/{STEPS[1]}", "m.safetensors", expect=1)
+    assert "../../elsewhere is no name of a checkpoint's file" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_disk_that_takes_no_more_is_told_as_that(
+    send: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = send()
+    write = copied._Digest.write
+
+    def full(self: copied._Digest, content: bytes) -> int:
+        if self._kept:
+            raise OSError(28, "No space left on device")
+        return write(self, content)
+
+    monkeypatch.setattr(copied._Digest, "write", full)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(InputError, match=f"cannot write {tmp_path / 'here'}.*\n.*No space left"):
+        copied.Copied(url).fetch_newest(tmp_path / "here", print)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(InputError, match=f"{STEPS[1]} has .*\n.*1000 B are free|1,000"):
+        copied.Copied(url).fetch_newest(tmp_path / "here", print)
 
 
 def test_what_cannot_be_read_now_is_not_damaged(send: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +254,7 @@ def test_what_cannot_be_read_now_is_not_damaged(send: Callable[..., str], monkey
 
     monkeypatch.setattr(copied._Object, "read", broken)
     with pytest.raises(InputError, match="cannot be read"):
-        copied.copied_checkpoints(url, verify=True)
+        list(copied.Copied(url).verified())
 
 
 def test_a_copy_that_a_training_removes_meanwhile_is_left_out(
@@ -190,5 +272,5 @@ def test_a_copy_that_a_training_removes_meanwhile_is_left_out(
         return read(self, size)
 
     monkeypatch.setattr(copied._Object, "read", removing)
-    [left] = copied.copied_checkpoints(url, verify=True)
+    [left] = copied.Copied(url).verified()
     assert (left.path, left.damage) == (f"{url}/{STEPS[1]}", "")

@@ -1,14 +1,23 @@
 """`hotloop checkpoint`."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotloop.core.errors import InputError
 from hotloop.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from hotloop.train.checkpoint.checkpointer import Loaded
+    from hotloop.train.checkpoint.table import Stored
 
 
 class _Place(click.Path):
@@ -33,8 +42,14 @@ def _client_key(context: click.Context, param: click.Parameter, value: str) -> s
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_path = click.argument("path", type=click.Path(exists=True, path_type=Path))
 _place = click.argument("place", metavar="PATH", type=_Place())
+_key = click.option(
+    "--client-key",
+    default="",
+    callback=_client_key,
+    metavar="KEY",
+    help="file:PATH or env:VARIABLE, that copies are encrypted with.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,45 +68,36 @@ def list_(place: Path | str, as_json: bool) -> None:
 
     PATH may be a place in object storage: of copies, of a run's, or of one.
     """
-    _print([_row(one) for one in _stored(place)], as_json)
+    rows = [_row(one) for one in _stored(place)]
+    if as_json:
+        click.echo(json.dumps({"checkpoints": rows}))
+        return
+    for row in rows:
+        click.echo(_line(row))
 
 
 @checkpoint.command()
 @_place
-@click.option(
-    "--client-key",
-    default="",
-    callback=_client_key,
-    metavar="KEY",
-    help="file:PATH or env:VARIABLE, that copies are encrypted with.",
-)
+@_key
 @_json
 def verify(place: Path | str, client_key: str, as_json: bool) -> None:
     """Read checkpoints whole and compare them with their hashes. The exit code is 1 if one is damaged.
 
     PATH may be a place in object storage; nothing of what is read there is kept.
     """
-    rows = [_row(one) for one in _stored(place, client_key, verify=True)]
-    _print(rows, as_json)
+    rows = []
+    for one in _verified(place, client_key):
+        rows.append(_row(one))
+        if not as_json:  # as it is found: the next one may take long
+            click.echo(_line(rows[-1]))
+    if as_json:
+        click.echo(json.dumps({"checkpoints": rows}))
     if any(row["damage"] for row in rows):
         raise click.exceptions.Exit(1)
 
 
-def _stored(place: Path | str, client_key: str = "", verify: bool = False) -> list[Any]:
-    if isinstance(place, str):
-        from hotloop.train.checkpoint.copied import copied_checkpoints
-
-        return list(copied_checkpoints(place, verify, client_key))
-    from hotloop.train.checkpoint.table import stored_checkpoints
-
-    if client_key:
-        cause = "checkpoints on the disk are not encrypted by hotloop, their copies in object storage are"
-        raise InputError("--client-key goes with object storage", cause, "name s3://bucket/folder, or leave it out")
-    return list(stored_checkpoints(place, verify))
-
-
 @checkpoint.command()
-@_path
+@_place
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--weights",
@@ -101,34 +107,101 @@ def _stored(place: Path | str, client_key: str = "", verify: bool = False) -> li
     help="What is trained; its moving average; or every tensor, the optimizer's too.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT.")
+@_key
 @_json
-def convert(path: Path, out: Path, weights: str, force: bool, as_json: bool) -> None:
-    """Write the weights of a checkpoint, of a run its newest whole one, to a .safetensors file."""
-    from hotloop.train.checkpoint.checkpointer import named_checkpoint
+def convert(place: Path | str, out: Path, weights: str, force: bool, client_key: str, as_json: bool) -> None:
+    """Write the weights of a checkpoint, of a run its newest whole one, to a .safetensors file.
+
+    PATH may be a place in object storage; the copy is brought beside OUT first, and removed.
+    """
     from hotloop.train.checkpoint.convert import convert as write
     from hotloop.train.checkpoint.convert import require_place
 
-    require_place(path, out, force)
-    loaded = named_checkpoint(path, lambda text: click.echo(f"warning: {text}", err=True), lazily=True)
-    tensors = write(loaded, out, weights, force)
+    require_place(place, out, force)
+    with _loaded(place, out, client_key) as (loaded, source):
+        tensors = write(loaded, out, weights, force)
     size = out.stat().st_size
     if as_json:
-        click.echo(json.dumps({"checkpoint": str(loaded.path), "out": str(out), "tensors": tensors, "bytes": size}))
+        click.echo(json.dumps({"checkpoint": source, "out": str(out), "tensors": tensors, "bytes": size}))
     else:
-        click.echo(f"{out}: {tensors} tensors, {format_bytes(size)}, from {loaded.path}")
+        click.echo(f"{out}: {tensors} tensors, {format_bytes(size)}, from {source}")
 
 
-def _row(one: Any) -> dict[str, Any]:
+def _stored(place: Path | str) -> "list[Stored]":
+    if isinstance(place, str):
+        from hotloop.train.checkpoint.copied import Copied
+
+        return Copied(place).stored()
+    from hotloop.train.checkpoint.table import stored_checkpoints
+
+    return list(stored_checkpoints(place))
+
+
+def _verified(place: Path | str, client_key: str) -> "Iterator[Stored]":
+    if isinstance(place, str):
+        from hotloop.train.checkpoint.copied import Copied
+
+        copied = Copied(place, client_key)
+        with _reading(sum(one.size_bytes for one in copied.stored())) as alive:
+            yield from copied.verified(alive)
+        return
+    from hotloop.train.checkpoint.table import stored_checkpoints
+
+    _refuse_key(client_key)
+    yield from stored_checkpoints(place, verify=True)
+
+
+@contextmanager
+def _loaded(place: Path | str, out: Path, client_key: str) -> "Iterator[tuple[Loaded, str]]":
+    """A checkpoint, and where it is from."""
+    from hotloop.train.checkpoint.checkpointer import load_checkpoint, named_checkpoint
+
+    def warn(text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
+
+    if isinstance(place, Path):
+        _refuse_key(client_key)
+        loaded = named_checkpoint(place, warn, lazily=True)
+        yield loaded, str(loaded.path)
+        return
+    from hotloop.train.checkpoint.copied import Copied
+
+    copied = Copied(place, client_key)
+    with TemporaryDirectory(prefix=".hotloop-", dir=out.absolute().parent) as folder:
+        with _reading(copied.stored()[-1].size_bytes) as alive:
+            path, source = copied.fetch_newest(Path(folder), warn, alive)
+        yield load_checkpoint(path, lazily=True, hashes=None), source
+
+
+def _refuse_key(client_key: str) -> None:
+    if client_key:
+        cause = "checkpoints on the disk are not encrypted by hotloop, their copies in object storage are"
+        raise InputError("--client-key goes with object storage", cause, "name s3://bucket/folder, or leave it out")
+
+
+@contextmanager
+def _reading(total: int) -> Iterator[Callable[[int], None]]:
+    """Shows, on a terminal, how many of so many bytes have come."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # else verdicts that are piped would go to the terminal
+    ) as progress:  # fmt: skip
+        task = progress.add_task("reading", total=total)
+        yield partial(progress.advance, task)
+
+
+def _row(one: "Stored") -> dict[str, Any]:
     epoch, step = one.position
     saved = datetime.fromtimestamp(one.saved).astimezone().isoformat(timespec="seconds")
     row = {"path": str(one.path), "epoch": epoch, "step": step, "bytes": one.size_bytes, "saved": saved}
     return row if one.damage is None else {**row, "damage": one.damage}
 
 
-def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"checkpoints": rows}))
-        return
-    for row in rows:
-        state = "" if "damage" not in row else f"  {'damaged: ' + row['damage'] if row['damage'] else 'whole'}"
-        click.echo(f"{row['path']}  {format_bytes(row['bytes'])}  {row['saved']}{state}")
+def _line(row: dict[str, Any]) -> str:
+    state = "" if "damage" not in row else f"  {'damaged: ' + row['damage'] if row['damage'] else 'whole'}"
+    return f"{row['path']}  {format_bytes(row['bytes'])}  {row['saved']}{state}"

@@ -52,7 +52,7 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
     return len(tensors)
 
 
-def require_place(path: Path, out: Path, replace: bool) -> None:
+def require_place(path: Path | str, out: Path, replace: bool) -> None:
     """Refuse, before a large checkpoint is read, what could not be written after it.
 
     Args:

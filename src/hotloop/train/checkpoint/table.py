@@ -1,5 +1,6 @@
 """What checkpoints there are, and whether they are whole."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Stored:
     damage: str | None = None
 
 
-def stored_checkpoints(path: Path, verify: bool = False) -> list[Stored]:
+def stored_checkpoints(path: Path, verify: bool = False) -> Iterator[Stored]:
     """Those of a run, of a folder of them, or the one that this is; oldest first.
 
     Args:
@@ -39,13 +40,16 @@ def stored_checkpoints(path: Path, verify: bool = False) -> list[Stored]:
     """
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if (path / MANIFEST).is_file():  # whatever its folder is called
-        return [_stored(path, position_of(path.name) or _told_position(path), verify)]
+        yield _stored(path, position_of(path.name) or _told_position(path), verify)
+        return
     found = [(position, one) for position, one in all_checkpoints(path.parent) if one == path]
     found = found or list(reversed(all_checkpoints(folder)))
     if not found:
         cause = "it is neither a checkpoint, nor a folder of them, nor a run"
         raise InputError(f"no checkpoint at {path}", cause, "hotloop checkpoint list runs/NAME")
-    return [one for one in (_there(one, position, verify) for position, one in found) if one]
+    for position, one in found:
+        if there := _there(one, position, verify):
+            yield there
 
 
 def _there(path: Path, position: Position, verify: bool) -> Stored | None:
