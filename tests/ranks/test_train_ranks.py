@@ -639,8 +639,10 @@ def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path)
     assert done.err.count("error: ") == 1
     done = hotloop("train", "job.toml", "--set", "parallel=fsdp+tp", "--set", "ranks.processes=3", expect=2)
     assert "3 processes cannot compute layers together by 2" in done.err
-    assert "--set ranks.tensor=3" in done.err
+    assert "--set ranks.processes=2" in done.err
     done = hotloop("train", "job.toml", *together, "--set", "ranks.tensor=2", expect=2)
+    assert "--set ranks.processes=2" in done.err
+    done = hotloop("train", "job.toml", *together, "--set", "ranks.tensor=4", expect=2)
     assert "--set ranks.tensor=auto" in done.err
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, safe_open
 
 from hotloop import Checkpointer
 from hotloop.core.errors import InputError
+from hotloop.train.checkpoint import convert as convert_module
 from hotloop.train.checkpoint import table
 from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint
 from hotloop.train.checkpoint.convert import ALL, AVERAGED, MODEL, convert
@@ -55,6 +56,16 @@ def test_nothing_is_written_over_or_made_up(newest: Loaded, tmp_path: Path) -> N
     with pytest.raises(InputError, match="no tensors of this kind"):
         convert(newest, tmp_path / "new.safetensors", AVERAGED)
     assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_a_full_disk_is_told(newest: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensor: torch.Tensor) -> memoryview:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert_module, "_bytes_of", full)
+    with pytest.raises(InputError, match=r"cannot write .*out.safetensors\n.*No space left.*\n.*free some space"):
+        convert(newest, tmp_path / "out.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_place_that_cannot_be_written_to_is_told_without_temporary_names(newest: Loaded, tmp_path: Path) -> None:

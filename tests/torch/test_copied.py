@@ -195,14 +195,14 @@ def test_weights_come_from_the_newest_copy_that_is_whole(
     part = "part-00001-of-00001.safetensors"
     obstore.put(store, f"models/mine/{STEPS[1]}/{part}", b"cut short")
     done = hotloop("checkpoint", "convert", url, "m.safetensors", "--weights", "all", expect=0)
-    assert f"warning: {url}/{STEPS[1]} is damaged: {part} has 9 bytes" in done.err
+    assert f"warning: {url}/{STEPS[1]} cannot be used: {part} has 9 bytes" in done.err
     assert done.out.endswith(f"from {url}/{STEPS[0]}\n")
     obstore.delete(store, f"models/mine/{STEPS[0]}/{part}")
     done = hotloop("checkpoint", "convert", url, "n.safetensors", expect=1)
     assert "none of the 2 copies" in done.err
     send("another")
     done = hotloop("checkpoint", "convert", f"s3://{bucket}/models", "n.safetensors", expect=2)
-    assert f"name it: s3://{bucket}/models/another" in done.err
+    assert f"name it: s3://{bucket}/models/mine" in done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "m.safetensors", "mine"]
 
 
@@ -218,8 +218,90 @@ def test_a_manifest_names_no_file_elsewhere(
     manifest["sha256"] = files._digest(manifest)
     obstore.put(store, f"models/mine/{STEPS[1]}/manifest.json", json.dumps(manifest).encode())
     done = hotloop("checkpoint", "convert", f"{url}/{STEPS[1]}", "m.safetensors", expect=1)
-    assert "../../elsewhere is no name of a checkpoint's file" in done.err
+    assert "'../../elsewhere' is no name of a checkpoint's file" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "cause", "fix"),
+    [
+        ("key", "wrong", "for another key", "--client-key file:KEY, with the run's own"),
+        ("", "key", "it is not encrypted", "leave --client-key out"),
+    ],
+)
+def test_a_wrong_key_is_not_told_as_damage(
+    hotloop: Command, send: Callable[..., str], tmp_path: Path, key: str, given: str, cause: str, fix: str
+) -> None:
+    for name in ("key", "wrong"):
+        make_key(tmp_path / name)
+    url = send(client_key=f"file:{tmp_path / key}") if key else send()
+    done = hotloop("checkpoint", "convert", url, "m.safetensors", "--client-key", f"file:{given}", expect=1)
+    assert "none of the 2 copies" in done.err
+    assert cause in done.err.splitlines()[-2]
+    assert done.err.splitlines()[-1] == f"fix:   {fix}"
+    assert "damaged" not in done.err
+
+
+def test_a_newer_format_is_not_passed_over_for_older_weights(
+    hotloop: Command, bucket: str, send: Callable[..., str], tmp_path: Path
+) -> None:
+    url = send()
+    manifest = json.loads((tmp_path / "mine" / STEPS[1] / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["format"] = 9
+    manifest["sha256"] = files._digest(manifest)
+    store = S3Store(bucket, client_options={"allow_http": True})
+    obstore.put(store, f"models/mine/{STEPS[1]}/manifest.json", json.dumps(manifest).encode())
+    done = hotloop("checkpoint", "convert", url, "m.safetensors", expect=1)
+    assert done.err.startswith(f"error: {url}/{STEPS[1]} is of format 9\n")
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_errors_after_a_copy_has_come_name_where_it_is_from(hotloop: Command, send: Callable[..., str]) -> None:
+    url = send()
+    done = hotloop("checkpoint", "convert", url, "m.safetensors", "--weights", "averaged", expect=2)
+    assert done.err.startswith(f"error: {url}/{STEPS[1]} has no tensors of this kind\n")
+
+
+def test_a_copy_that_is_removed_while_it_comes_is_not_told_as_damaged(
+    bucket: str, send: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = send()
+    store = S3Store(bucket, client_options={"allow_http": True})
+    read = copied._Object.read
+
+    def removing(self: copied._Object, size: int = -1) -> bytes:
+        if self._name == f"{STEPS[1]}/manifest.json":
+            for file in ("manifest.json", "state.pt"):
+                obstore.delete(store, f"models/mine/{STEPS[1]}/{file}")
+            monkeypatch.setattr(copied._Object, "read", read)
+        return read(self, size)
+
+    monkeypatch.setattr(copied._Object, "read", removing)
+    warnings: list[str] = []
+    (tmp_path / "here").mkdir()
+    assert copied.Copied(url).fetch_newest(tmp_path / "here", warnings.append)[1] == f"{url}/{STEPS[0]}"
+    assert warnings == []
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_reading_ends_once_a_file_is_missing(
+    bucket: str, send: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+) -> None:
+    make_key(tmp_path / "key")
+    key = f"file:{tmp_path / 'key'}" if encrypted else ""
+    url = send(client_key=key)
+    store = S3Store(bucket, client_options={"allow_http": True})
+    obstore.delete(store, f"models/mine/{STEPS[0]}/state.pt{'.age' if encrypted else ''}")
+    write = copied._Digest.write
+
+    def endless(self: copied._Digest, content: bytes) -> int:
+        while True:
+            write(self, content)
+
+    monkeypatch.setattr(copied._Digest, "write", endless)
+    one = copied.Copied(f"{url}/{STEPS[0]}", key)
+    assert ["state.pt is missing"] == [each.damage for each in one.verified()]
 
 
 def test_a_disk_that_takes_no_more_is_told_as_that(
@@ -235,11 +317,11 @@ def test_a_disk_that_takes_no_more_is_told_as_that(
 
     monkeypatch.setattr(copied._Digest, "write", full)
     (tmp_path / "here").mkdir()
-    with pytest.raises(InputError, match=f"cannot write {tmp_path / 'here'}.*\n.*No space left"):
+    with pytest.raises(InputError, match=f"cannot write {tmp_path}\n.*No space left"):
         copied.Copied(url).fetch_newest(tmp_path / "here", print)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match=f"{STEPS[1]} has .*\n.*1000 B are free below {tmp_path}"):
+    with pytest.raises(InputError, match=f"{STEPS[1]} has .*\n.*1000 B are free in {tmp_path},"):
         copied.Copied(url).fetch_newest(tmp_path / "here", print)
 
 
@@ -249,7 +331,7 @@ def test_what_cannot_be_read_now_is_not_damaged(send: Callable[..., str], monkey
 
     def broken(self: copied._Object, size: int = -1) -> bytes:
         if "state.pt" in self._name:
-            raise OSError(5, "connection refused", self._name)
+            raise copied._StoreError(5, "connection refused", self._name)
         return read(self, size)
 
     monkeypatch.setattr(copied._Object, "read", broken)

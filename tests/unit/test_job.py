@@ -46,8 +46,19 @@ def test_the_schema_describes_every_key() -> None:
     ("raw", "what", "cause", "fix"),
     [
         ({"data": {"train": "a", "batchsize": 2}}, "unknown key data.batchsize", "data.batch_size", "rename"),
-        ({"epochs": 3}, "unknown key epochs", "train.epochs", "rename it to train.epochs, in [train]"),
-        ({"ranks": {"parallel": "tp"}}, "unknown key ranks.parallel", "parallel", "parallel, above all tables"),
+        (
+            {"epochs": 3},
+            "unknown key epochs",
+            "train.epochs",
+            "train.epochs; in a file: epochs in [train]",
+        ),
+        (
+            {"ranks": {"parallel": "tp"}},
+            "unknown key ranks.parallel",
+            "parallel",
+            "in a file: parallel above all tables",
+        ),
+        ({"augment": {"flip": 1}}, "unknown key augment", "task.augment", "in a file: [task.augment]"),
         ({"task": {"augment": {"flp": 1}}}, "unknown key task.augment.flp", "task.augment.flip", "rename"),
         ({"qqqqqqqqqq": 1}, "unknown key qqqqqqqqqq", "no key has a name like it", "schema"),
         ({"data": {"batch_size": 2}}, "data.train is missing", "no default", "--set data.train="),

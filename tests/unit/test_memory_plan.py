@@ -70,6 +70,13 @@ def test_weights_that_blocks_keep_go_as_their_gradients_come(done: float, blocks
     assert kept.allocated - base.allocated == pytest.approx(more, abs=1e6)
 
 
+def test_ranks_that_compute_layers_together_gather_their_part_of_blocks() -> None:
+    half = replace(FOOTPRINT, state=replace(STATE, blocks_share=0.5))
+    for total, gathered in ((0.0, 2 * 0.1), (1e15, 0.5 * 4)):  # two blocks, or all that are kept
+        parts = memory(Division(8, weights=True, tensor=4), total_bytes=total, footprint=half).parts
+        assert parts["communication"] == pytest.approx((0.5 * (gathered / 4 + 0.5 * 4) + 0.1 / 4) * GB)
+
+
 def test_ranks_that_compute_layers_together_share_all_of_them() -> None:
     alone, shared = memory(Division()).parts, memory(Division(2, tensor=2)).parts
     for part in ("weights", "optimizer", "activations", "temporary"):

@@ -1,18 +1,17 @@
 """`hotloop checkpoint`."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotloop.core.errors import InputError
+from hotloop.cli.ending import ended_by_signals
+from hotloop.core.errors import HotloopError, InputError
 from hotloop.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -86,10 +85,11 @@ def verify(place: Path | str, client_key: str, as_json: bool) -> None:
     PATH may be a place in object storage; nothing of what is read there is kept.
     """
     rows = []
-    for one in _verified(place, client_key):
-        rows.append(_row(one))
-        if not as_json:  # as it is found: the next one may take long
-            click.echo(_line(rows[-1]))
+    with _reading(place, client_key) as (checkpoints, say):
+        for one in checkpoints:
+            rows.append(_row(one))
+            if not as_json:  # as it is found: the next one may take long
+                say(_line(rows[-1]))
     if as_json:
         click.echo(json.dumps({"checkpoints": rows}))
     if any(row["damage"] for row in rows):
@@ -118,8 +118,8 @@ def convert(place: Path | str, out: Path, weights: str, force: bool, client_key:
     from hotloop.train.checkpoint.convert import require_place
 
     require_place(place, out, force)
-    with _loaded(place, out, client_key) as (loaded, source):
-        tensors = write(loaded, out, weights, force)
+    with ended_by_signals():
+        tensors, source = _with_checkpoint(place, out, client_key, lambda loaded: write(loaded, out, weights, force))
     size = out.stat().st_size
     if as_json:
         click.echo(json.dumps({"checkpoint": source, "out": str(out), "tensors": tensors, "bytes": size}))
@@ -137,62 +137,53 @@ def _stored(place: Path | str) -> "list[Stored]":
     return list(stored_checkpoints(place))
 
 
-def _verified(place: Path | str, client_key: str) -> "Iterator[Stored]":
+@contextmanager
+def _reading(place: Path | str, client_key: str) -> "Iterator[tuple[Iterable[Stored], Callable[[str], None]]]":
+    """What is verified, each as it is asked for, and who prints a line meanwhile."""
     if isinstance(place, str):
+        from hotloop.cli.bar import Bar
         from hotloop.train.checkpoint.copied import Copied
 
         copied = Copied(place, client_key)
-        with _reading(sum(one.size_bytes for one in copied.stored())) as alive:
-            yield from copied.verified(alive)
+        with Bar(sum(one.size_bytes for one in copied.stored()), in_bytes=True) as bar:
+            yield copied.verified(bar.advance), bar.say
         return
     from hotloop.train.checkpoint.table import stored_checkpoints
 
     _refuse_key(client_key)
-    yield from stored_checkpoints(place, verify=True)
+    yield stored_checkpoints(place, verify=True), click.echo
 
 
-@contextmanager
-def _loaded(place: Path | str, out: Path, client_key: str) -> "Iterator[tuple[Loaded, str]]":
-    """A checkpoint, and where it is from."""
+def _with_checkpoint(
+    place: Path | str, out: Path, client_key: str, use: "Callable[[Loaded], int]"
+) -> tuple[int, str]:  # fmt: skip
+    """What is made of a checkpoint, and where that is from."""
     from hotloop.train.checkpoint.checkpointer import load_checkpoint, named_checkpoint
-
-    def warn(text: str) -> None:
-        click.echo(f"warning: {text}", err=True)
 
     if isinstance(place, Path):
         _refuse_key(client_key)
-        loaded = named_checkpoint(place, warn, lazily=True)
-        yield loaded, str(loaded.path)
-        return
+        loaded = named_checkpoint(place, lambda text: click.echo(f"warning: {text}", err=True), lazily=True)
+        return use(loaded), str(loaded.path)
+    from hotloop.cli.bar import Bar
     from hotloop.train.checkpoint.copied import Copied
 
     copied = Copied(place, client_key)
-    with TemporaryDirectory(prefix=".hotloop-", dir=out.absolute().parent) as folder:
-        with _reading(copied.stored()[-1].size_bytes) as alive:
-            path, source = copied.fetch_newest(Path(folder), warn, alive)
-        yield load_checkpoint(path, lazily=True, hashes=None), source
+    # What a network's file system still has open cannot be removed, which says nothing of OUT.
+    with TemporaryDirectory(prefix=".hotloop-", dir=out.absolute().parent, ignore_cleanup_errors=True) as folder:
+        with Bar(copied.stored()[-1].size_bytes, in_bytes=True) as bar:
+            path, source = copied.fetch_newest(
+                Path(folder), lambda text: bar.say(f"warning: {text}", err=True), bar.advance
+            )
+        try:
+            return use(load_checkpoint(path, lazily=True, hashes=None)), source
+        except HotloopError as error:
+            raise type(error)(error.what.replace(str(path), source), error.cause, error.fix) from None
 
 
 def _refuse_key(client_key: str) -> None:
     if client_key:
         cause = "checkpoints on the disk are not encrypted by hotloop, their copies in object storage are"
         raise InputError("--client-key goes with object storage", cause, "name s3://bucket/folder, or leave it out")
-
-
-@contextmanager
-def _reading(total: int) -> Iterator[Callable[[int], None]]:
-    """Shows, on a terminal, how many of so many bytes have come."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),  # else verdicts that are piped would go to the terminal
-    ) as progress:  # fmt: skip
-        task = progress.add_task("reading", total=total)
-        yield partial(progress.advance, task)
 
 
 def _row(one: "Stored") -> dict[str, Any]:

@@ -44,6 +44,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     Exits with 1 if something has to be mended: damage, contradicting labels, images in two data sets, or classes that
     the first one, which is trained, lacks.
     """
+    from hotloop.cli.bar import Bar
     from hotloop.core.machine import read_machine
     from hotloop.data.check import check_images
     from hotloop.data.image_list import find_images
@@ -53,7 +54,7 @@ def check(locations: tuple[str, ...], page: Path | None, workers: int | None, ma
     processes = read_machine().cpus if workers is None else workers
     if page and not page.parent.is_dir():
         raise InputError(f"no folder {page.parent}", "the page would be written there", f"mkdir -p {page.parent}")
-    with _Bar(sum(len(images) for images in sets)) as bar:
+    with Bar(sum(len(images) for images in sets)) as bar:
         findings = check_images(sets, processes, max_pixels, bar.advance)
     if page:
         from hotloop.pages.data import render_findings
@@ -96,6 +97,7 @@ def pack(
 
     Exits with 1 if images were left out.
     """
+    from hotloop.cli.bar import Bar
     from hotloop.core.machine import read_machine
     from hotloop.data.image_list import find_images
     from hotloop.data.object_store import is_remote
@@ -116,7 +118,7 @@ def pack(
     else:
         settings = PackSettings(side or 0, quality, shard_mib * 2**20, seed, max_pixels)
         processes = read_machine().cpus if workers is None else workers
-        with ended_by_signals(), _Bar(len(images)) as bar:
+        with ended_by_signals(), Bar(len(images)) as bar:
             try:
                 packed = pack_images(images, folder, settings, processes, bar.advance)
             except OSError as error:
@@ -144,28 +146,6 @@ def _check_once(locations: Sequence[str]) -> None:
             what = f"{location} is given twice{spelled}"
             raise InputError(what, "every image of it would have an equal one", "name it once")
         seen[place] = location
-
-
-class _Bar:
-    """How many images have been read, on a terminal."""
-
-    def __init__(self, images: int) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        console = Console(stderr=True)
-        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("reading", total=images)
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, images: int) -> None:
-        self._progress.advance(self._task, images)
 
 
 def _lines(findings: "Findings") -> Iterator[str]:

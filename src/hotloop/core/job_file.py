@@ -130,7 +130,10 @@ def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) 
     if not near:
         return InputError(what, "no key has a name like it", "hotloop job schema lists all keys")
     table, _, name = near[0].rpartition(".")
-    place = "" if name != key.rpartition(".")[2] else f", in [{table}]" if table else ", above all tables"
+    place = ""
+    if name == key.rpartition(".")[2]:  # where it stands is wrong, not what it is called
+        where = f"in [{table}]" if table else "above all tables"
+        place = f"; in a file: {f'[{near[0]}]' if near[0] in sections else f'{name} {where}'}"
     return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}{place}")
 
 

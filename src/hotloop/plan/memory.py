@@ -102,7 +102,8 @@ def _kept_bytes(state: State, division: Division, part: float) -> float:
     """Of gathered weights that blocks would keep; two blocks' are there anyway."""
     if not division.weights:
         return 0.0
-    return part * max(0.0, state.blocks_share * state.parameter_bytes - 2 * state.block_bytes) * division.layers(state)
+    more = max(0.0, state.blocks_share * state.parameter_bytes - 2 * state.block_bytes)
+    return part * more / division.tensor
 
 
 def _memory(
@@ -116,7 +117,7 @@ def _memory(
     if accumulates or division.name in ("ddp", "tp"):  # they lie side by side all the time
         moments = [Moment(moment.activations, learnt, moment.temporary) for moment in moments]
     moments.append(Moment(0.0, learnt, state.update.temporary * share * layers))
-    sent = [_communication(state, division, layers, part, 1 - one if keeps else 0.0) for one in [*done, 1.0]]
+    sent = [_communication(state, division, part, 1 - one if keeps else 0.0) for one in [*done, 1.0]]
     fullest, communication = max(zip(moments, sent, strict=True), key=lambda one: one[0].bytes + one[1])
     tensors = {
         "weights": weights + state.buffer_bytes,
@@ -150,7 +151,7 @@ def _of_rank(moment: Moment, done: float, division: Division, learnt: float) -> 
     return Moment(moment.activations / division.tensor, learnt * done, moment.passing / division.tensor)
 
 
-def _communication(state: State, division: Division, layers: float, part: float, kept: float) -> float:
+def _communication(state: State, division: Division, part: float, kept: float) -> float:
     """Of divided weights: two blocks and what is outside of blocks, as they are gathered; and a block's gradients in 32
     bits. Of whole ones: gradients once more, as ways to average them are tried (0.12 GiB for ResNet-50 and 0.6 for
     GPT-2 on two H200).
@@ -163,8 +164,8 @@ def _communication(state: State, division: Division, layers: float, part: float,
         return state.learnt_bytes
     if not division.weights:
         return 0.0
-    block = state.block_bytes * layers
-    gathered = max(2 * block, min(kept, state.blocks_share) * state.parameter_bytes * layers)
+    block = state.block_bytes / division.tensor
+    gathered = max(2 * block, min(kept, state.blocks_share) * state.parameter_bytes / division.tensor)
     return part * (gathered + (1 - state.blocks_share) * state.parameter_bytes) + block
 
 

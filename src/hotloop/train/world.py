@@ -184,11 +184,12 @@ def in_teams(world: World, job: Job) -> World:
     if number == 1 or world.size == 1:
         return world
     if world.size % number or (job.parallel == "tp" and number != world.size):
-        fits = next(size for size in range(2, world.size + 1) if world.size % size == 0)
+        whole = number if job.parallel == "tp" else world.size // number * number
+        fewer = f"--set ranks.processes={whole}" if world.local_size == world.size else "--set parallel=fsdp"
         raise InputError(
             f"{count(world.size, 'process', 'processes')} cannot compute layers together by {number}",
             f'parallel = "{job.parallel}"',
-            f"--set ranks.tensor={'auto' if job.parallel == 'tp' else fits}",
+            fewer if number < world.size else "--set ranks.tensor=auto",
         )
     return replace(world, tensor=number)
 

@@ -35,7 +35,7 @@ class Loaded:
     position: Position
 
 
-class _DamagedError(CheckpointError):
+class DamagedError(CheckpointError):
     """A checkpoint is not as it was written, and never will be again."""
 
 
@@ -177,7 +177,7 @@ def _newest(
     for _, path in all_checkpoints(folder):
         try:
             return load_checkpoint(path, lazily, hashes), damaged
-        except _DamagedError as error:
+        except DamagedError as error:
             warn(f"{error.what}: {error.cause}; trying the one before")
             damaged.append(path)
     return None, damaged
@@ -216,14 +216,14 @@ def _manifest(path: Path, hashes: Hashes | None) -> dict[str, Any]:
         expected = dict(manifest["files"])
         actual = hashes(path, list(expected)) if hashes else expected
     except FileNotFoundError as error:
-        raise _DamagedError(f"{path} is damaged", f"{Path(error.filename or path).name} is missing", _OTHER) from None
+        raise DamagedError(f"{path} is damaged", f"{Path(error.filename or path).name} is missing", _OTHER) from None
     except (NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise _DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
+        raise DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
     except OSError as error:
         raise _cannot_read(path, error) from error
     for name in expected:
         if actual[name] != expected[name]:
-            raise _DamagedError(f"{path} is damaged", difference(name, actual[name], expected[name]), _OTHER)
+            raise DamagedError(f"{path} is damaged", difference(name, actual[name], expected[name]), _OTHER)
     return manifest
 
 

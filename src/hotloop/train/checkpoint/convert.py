@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.core.errors import InputError
+from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.files import atomic, require_writable
 from hotloop.train.checkpoint.checkpointer import Loaded
 from hotloop.train.checkpoint.parts import StoredTensor, file_header
@@ -45,10 +45,13 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
     except KeyError as error:
         cause = f"{loaded.path} has tensors of that type"
         raise InputError(f"safetensors files hold no {error}", cause, f"--weights {MODEL}") from None
-    with atomic(out) as file:
-        file.write(header)
-        for _, one in tensors:
-            file.write(_bytes_of(one.whole() if isinstance(one, StoredTensor) else one))
+    try:
+        with atomic(out) as file:
+            file.write(header)
+            for _, one in tensors:
+                file.write(_bytes_of(one.whole() if isinstance(one, StoredTensor) else one))
+    except OSError as error:
+        raise cannot_write(out, error, InputError, "name another OUT") from None
     return len(tensors)
 
 

@@ -4,24 +4,27 @@ import errno
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
-from hotloop.core.errors import FIXES, CheckpointError, HotloopError, InputError, cannot_write
+from hotloop.core.errors import CheckpointError, HotloopError, InputError, cannot_write
 from hotloop.core.units import count, format_bytes
 from hotloop.data.object_store import is_remote, obstore_module, open_store, reason, refused
-from hotloop.storage.client_key import SUFFIX, ClientKey, Writes
-from hotloop.train.checkpoint.checkpointer import verify_checkpoint
+from hotloop.storage.client_key import SUFFIX, ClientKey, Damaged, Writes, WrongKey
+from hotloop.train.checkpoint.checkpointer import DamagedError, verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, position_of
 from hotloop.train.checkpoint.table import Stored
 
 _AT_ONCE, _PIECE_BYTES = 8, 1 << 24
 _PATIENCE = 10
+_LISTINGS = 5
+"""So often what there is may change while it is read."""
+_EARLIER = "name an earlier one"
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,16 @@ class _Digest:
         return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
 
 
+class _StoreError(OSError):
+    """A store does not answer, which says nothing of what is there."""
+
+
 class _Object:
     """An object as a file that is open for reading.
 
     Raises:
         FileNotFoundError: there is none.
-        OSError: the store does not answer; its number tells it from what age finds in a file.
+        _StoreError: the store does not answer; its number tells it from what age finds in a file.
     """
 
     def __init__(self, store: Any, name: str) -> None:
@@ -87,7 +94,7 @@ class _Object:
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self._name.removesuffix(SUFFIX)) from None
         except (obstore_module().exceptions.BaseError, OSError) as error:
-            raise OSError(errno.EIO, reason(error), self._name) from None
+            raise _StoreError(errno.EIO, reason(error), self._name) from None
 
 
 class _Content:
@@ -102,6 +109,7 @@ class _Content:
         self, store: Any, copy: _Copy, key: ClientKey | None, keeps: bool, alive: Callable[[int], object]
     ) -> None:  # fmt: skip
         self._store, self._copy, self._key, self._keeps, self._alive = store, copy, key, keeps, alive
+        self._stopped = Event()
 
     def write(self, name: str, target: Writes) -> None:
         with closing(_Object(self._store, f"{self._copy.below}{name}{self._copy.suffix}")) as source:
@@ -112,17 +120,34 @@ class _Content:
                     target.write(piece)
 
     def hashes(self, folder: Path, names: Sequence[str]) -> dict[str, Any]:
-        """As `hash_files`, of what the store has."""
-        if other := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{other[0]} is no name of a checkpoint's file")
+        """As `hash_files`, of what the store has.
+
+        Raises:
+            ValueError: a name may be that of a file elsewhere: others may write to a store.
+        """
+        if other := [name for name in names if name in ("", "..", MANIFEST) or Path(name).name != name]:
+            raise ValueError(f"{other[0]!r} is no name of a checkpoint's file")
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return dict(zip(names, pool.map(partial(self._described, folder), names), strict=True))
+            try:
+                found = {name: pool.submit(self._described, folder, name) for name in names}
+                for done in wait(found.values(), return_when=FIRST_EXCEPTION).done:
+                    done.result()
+            except BaseException:  # else leaving would wait until all that is under way has come
+                self._stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return {name: each.result() for name, each in found.items()}
 
     def _described(self, folder: Path, name: str) -> dict[str, Any]:
         with (folder / name).open("wb") if self._keeps else nullcontext() as kept:
-            digest = _Digest(kept, self._alive)
+            digest = _Digest(kept, self._came)
             self.write(name, digest)
         return digest.described()
+
+    def _came(self, more: int) -> None:
+        if self._stopped.is_set():
+            raise OSError(errno.ECANCELED, "it is stopped")  # EINTR would be tried again by who decrypts
+        self._alive(more)
 
 
 class Copied:
@@ -143,10 +168,7 @@ class Copied:
             raise InputError(f"{url} is no place in object storage", "s3://, gs:// and az:// are", "s3://bucket/folder")
         self._url, self._key = url.rstrip("/"), ClientKey(client_key) if client_key else None
         self._store = open_store(self._url, patience=_PATIENCE)
-        self._found = _copies(self._url, self._store)
-        if not self._found:
-            cause = "it is neither a copy of a checkpoint, nor of a run, nor a place with some"
-            raise InputError(f"no checkpoint at {self._url}", cause, "name what checkpoint.copy_to names")
+        self._found = self._listed()
 
     def stored(self) -> list[Stored]:
         """What there is; its content is not read."""
@@ -165,8 +187,12 @@ class Copied:
         """
         self._require_key()
         for copy in self._found:
+            damage = ""
             with TemporaryDirectory(prefix="hotloop-") as name:
-                damage = self._damage(copy, Path(name), False, alive)
+                try:
+                    self._read(copy, Path(name), False, alive)
+                except CheckpointError as error:
+                    damage = error.cause
             if not damage or copy in _copies(self._url, self._store):
                 yield replace(copy.stored, damage=damage)
 
@@ -176,39 +202,89 @@ class Copied:
         """Bring the newest one that is whole to a folder: where it is, and where it came from.
 
         Args:
-            warn: told, in a line, of each damaged one that is passed over.
+            warn: told, in a line, of each that is passed over.
             alive: told how many bytes have come.
 
         Raises:
             InputError: they are of several runs, there is no room, the store does not answer, or a key is needed.
-            CheckpointError: all are damaged.
+            CheckpointError: none can be used, or the newest is of another format.
         """
         self._require_key()
-        runs = sorted({str(copy.stored.path).rpartition("/")[0] for copy in self._found})
-        if len(runs) > 1:
-            raise InputError(f"{self._url} has copies of {len(runs)} runs", "one is meant", f"name it: {runs[0]}")
-        for copy in reversed(self._found):
-            free = shutil.disk_usage(folder).free
-            if free < copy.stored.size_bytes:
-                cause = f"{format_bytes(free)} are free below {folder.parent}, where it is brought first"
-                raise InputError(f"{copy.stored.path} has {format_bytes(copy.stored.size_bytes)}", cause, "make room")
-            path = folder / str(copy.stored.path).rpartition("/")[2]
-            path.mkdir()
-            if not (damage := self._damage(copy, path, True, alive)):
-                return path, str(copy.stored.path)
-            shutil.rmtree(path)
-            warn(f"{copy.stored.path} is damaged: {damage}")
-        what = f"none of the {count(len(self._found), 'copy', 'copies')} at {self._url} can be read"
-        raise CheckpointError(what, "all are damaged", "name another run")
+        for _ in range(_LISTINGS):
+            failed = list[CheckpointError]()
+            for copy in reversed(self._found):
+                path = folder / "copy"
+                try:
+                    return self._fetched(copy, path, alive), str(copy.stored.path)
+                except (DamagedError, WrongKey, Damaged) as error:
+                    shutil.rmtree(path)
+                    if copy not in _copies(self._url, self._store):
+                        break  # a training has meanwhile removed it
+                    warn(f"{copy.stored.path} cannot be used: {error.cause}")
+                    failed.append(error)
+            else:
+                what = f"none of the {count(len(failed), 'copy', 'copies')} at {self._url} can be used"
+                raise CheckpointError(what, failed[0].cause, failed[0].fix)
+            self._found = self._listed()
+        raise InputError(f"copies at {self._url} are replaced while they are read", "a training saves", "try it again")
+
+    def _fetched(self, copy: _Copy, path: Path, alive: Callable[[int], object]) -> Path:
+        run, size = str(copy.stored.path).rpartition("/")[0], copy.stored.size_bytes
+        if others := sorted({str(one.stored.path).rpartition("/")[0] for one in self._found} - {run}):
+            raise InputError(f"{self._url} has copies of {1 + len(others)} runs", "one is meant", f"name it: {run}")
+        if (free := shutil.disk_usage(path.parent).free) < size:
+            cause = f"{format_bytes(free)} are free in {path.parent.parent}, where it is brought first"
+            raise InputError(f"{copy.stored.path} has {format_bytes(size)}", cause, "make room, or name another OUT")
+        path.mkdir()
+        self._read(copy, path, True, alive)
+        return path
+
+    def _listed(self) -> list[_Copy]:
+        if found := _copies(self._url, self._store):
+            return found
+        cause = "it is neither a copy of a checkpoint, nor of a run, nor a place with some"
+        raise InputError(f"no checkpoint at {self._url}", cause, "name what checkpoint.copy_to names")
 
     def _require_key(self) -> None:
         if self._key is None and any(copy.suffix for copy in self._found):
             cause = "they are encrypted by a key that does not leave its machine"
             raise InputError(f"copies at {self._url} cannot be read", cause, "--client-key file:KEY")
 
-    def _damage(self, copy: _Copy, folder: Path, keeps: bool, alive: Callable[[int], object]) -> str:
+    def _read(self, copy: _Copy, folder: Path, keeps: bool, alive: Callable[[int], object]) -> None:
+        """Read one whole.
+
+        Raises:
+            CheckpointError: it cannot be used.
+            InputError: the store does not answer, or the disk takes no more.
+        """
+        if self._key and not copy.suffix:
+            cause = "it is not encrypted, and a key was given: a run with that key does not take it"
+            raise WrongKey(f"{copy.stored.path} cannot be used", cause, "leave --client-key out")
         content = _Content(self._store, copy, self._key, keeps, alive)
-        return _damage(content, copy, folder, encrypted=self._key is not None)
+        try:
+            with (folder / MANIFEST).open("wb") as manifest:
+                content.write(MANIFEST, manifest)
+            position = verify_checkpoint(folder, content.hashes)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{copy.stored.path} is damaged", f"{error.filename} is missing", _EARLIER) from None
+        except WrongKey as error:
+            raise WrongKey(error.what, error.cause, "--client-key file:KEY, with the run's own") from None
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):  # it could not be read, which says nothing of what is there
+                raise self._cannot(copy, folder, keeps, error.__cause__) from None
+            what = error.what.replace(str(folder), str(copy.stored.path))
+            raise type(error)(what, error.cause, error.fix) from None
+        except OSError as error:
+            raise self._cannot(copy, folder, keeps, error) from None
+        if position != copy.stored.position:
+            cause = f"it is the checkpoint of epoch {position[0]}, step {position[1]}: another one was put in its place"
+            raise DamagedError(f"{copy.stored.path} is damaged", cause, _EARLIER)
+
+    def _cannot(self, copy: _Copy, folder: Path, keeps: bool, error: OSError) -> HotloopError:
+        """Words for a store that does not let us read, or for a disk that does not take what was read."""
+        if isinstance(error, _StoreError):
+            return refused(str(copy.stored.path), error)
+        return cannot_write(folder.parent.parent if keeps else folder.parent, error, InputError, "name another OUT")
 
 
 def _copies(url: str, store: Any) -> list[_Copy]:
@@ -230,35 +306,3 @@ def _copies(url: str, store: Any) -> list[_Copy]:
             saved = files[f"{MANIFEST}{suffix}"]["last_modified"].timestamp()
             found.append(_Copy(Stored(path, position, size, saved), below, suffix))
     return sorted(found, key=lambda copy: (str(copy.stored.path).rpartition("/")[0], copy.stored.position))
-
-
-def _damage(content: _Content, copy: _Copy, folder: Path, encrypted: bool) -> str:
-    """Why a copy cannot be used; empty if it can.
-
-    Raises:
-        InputError: the store does not answer, or the disk takes no more.
-    """
-    if encrypted and not copy.suffix:
-        return "it is not encrypted, and a key was given: a run with that key does not take it"
-    try:
-        with (folder / MANIFEST).open("wb") as manifest:
-            content.write(MANIFEST, manifest)
-        position = verify_checkpoint(folder, content.hashes)
-    except FileNotFoundError as error:
-        return f"{error.filename} is missing"
-    except CheckpointError as error:
-        if isinstance(error.__cause__, OSError):  # it could not be read, which says nothing of what is there
-            raise _cannot(copy, folder, error.__cause__) from None
-        return error.cause
-    except OSError as error:
-        raise _cannot(copy, folder, error) from None
-    if position != copy.stored.position:
-        return f"it is the checkpoint of epoch {position[0]}, step {position[1]}: another one was put in its place"
-    return ""
-
-
-def _cannot(copy: _Copy, folder: Path, error: OSError) -> HotloopError:
-    """Words for a store that does not let us read, or for a disk that does not take what was read."""
-    if error.errno in FIXES:
-        return cannot_write(folder.parent, error, InputError)
-    return refused(str(copy.stored.path), error)
