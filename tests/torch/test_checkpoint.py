@@ -85,7 +85,7 @@ def listing(folder: Path) -> list[str]:
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     filled(tmp_path, [7])
-    loaded = Checkpointer(tmp_path).latest()
+    loaded = Checkpointer(str(tmp_path)).latest()
     assert loaded is not None
     assert loaded.state["number"] == 7
     assert torch.equal(loaded.state["weights"], torch.full((1000,), 7.0))

@@ -17,7 +17,7 @@ class Bar:
 
     def __init__(self, total: int, in_bytes: bool = False) -> None:
         console = Console(stderr=True)
-        done = DownloadColumn() if in_bytes else TaskProgressColumn()
+        done = DownloadColumn(binary_units=True) if in_bytes else TaskProgressColumn()
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn(),
             console=console, transient=True, disable=not console.is_terminal,

@@ -56,21 +56,21 @@ class Checkpointer:
 
     Example:
         ```python
-        checkpointer = hotloop.Checkpointer(Path("checkpoints"))
+        checkpointer = hotloop.Checkpointer("checkpoints")
         loaded = checkpointer.latest()
         checkpointer.save({"model": model.state_dict(), "step": step}, step)
         ```
     """
 
     def __init__(
-        self, directory: Path, keep: int = 2, warn: Callable[[str], None] = lambda _: None, background: bool = False,
-        rank: int = 0, ranks: int = 1,
+        self, directory: Path | str, keep: int = 2, warn: Callable[[str], None] = lambda _: None,
+        background: bool = False, rank: int = 0, ranks: int = 1,
     ) -> None:  # fmt: skip
         if keep < 1:
             raise InputError(f"keep is {keep}; at least 1 is needed", "the newest checkpoint always stays", "keep=2")
-        self._directory = directory
+        self._directory = Path(directory)
         self._warn = warn
-        self._saver = Saver(directory, keep, background, Share(rank, ranks), warn)
+        self._saver = Saver(self._directory, keep, background, Share(rank, ranks), warn)
 
     def save(self, state: State, step: int, epoch: int = 0) -> Path:
         """Write a checkpoint, whole or not at all, then remove the oldest beyond `keep`.
