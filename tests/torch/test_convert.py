@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, safe_open
 
 from hotloop import Checkpointer
-from hotloop.core.errors import InputError
+from hotloop.core.errors import CheckpointError, InputError
 from hotloop.train.checkpoint import convert as convert_module
 from hotloop.train.checkpoint import table
 from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint
@@ -102,6 +102,16 @@ def test_each_checkpoint_is_listed_with_its_damage(checkpoints: Path) -> None:
 def test_where_there_is_none_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint at"):
         list(stored_checkpoints(tmp_path))
+
+
+def test_those_that_are_set_aside_are_named(checkpoints: Path) -> None:
+    for path in sorted(checkpoints.iterdir()):
+        path.rename(path.with_name(f"damaged-{path.name}"))
+    for look in (lambda: list(stored_checkpoints(checkpoints)), lambda: named_checkpoint(checkpoints)):
+        with pytest.raises(
+            CheckpointError, match=r"all 3 checkpoints in .* are set aside\n.*damaged-epoch-0000-step-0"
+        ):
+            look()
 
 
 def test_one_that_a_training_removes_meanwhile_is_left_out(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:

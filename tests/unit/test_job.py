@@ -58,6 +58,9 @@ def test_the_schema_describes_every_key() -> None:
             "parallel",
             "in a file: parallel above all tables",
         ),
+        ({"model": {"name": "m", "num_classes": 4}}, "model.num_classes", "table of its own", "arguments: num_classes"),
+        ({"model": {"name": "m", "nams": "m"}}, "unknown key model.nams", "model.name", "rename it to model.name"),
+        ({"preemption": {"signal": "USR1"}}, "unknown key preemption.signal", "keys of [preemption] are ", "schema"),
         ({"augment": {"flip": 1}}, "unknown key augment", "task.augment", "in a file: [task.augment]"),
         ({"task": {"augment": {"flp": 1}}}, "unknown key task.augment.flp", "task.augment.flip", "rename"),
         ({"qqqqqqqqqq": 1}, "unknown key qqqqqqqqqq", "no key has a name like it", "schema"),
@@ -132,3 +135,11 @@ def test_no_value_breaks_validation(value: object) -> None:
             parse_job({**SMALL, key: value}, "job.toml")
         except InputError as error:
             assert str(error).count("\ncause: ") == 1
+
+
+def test_the_fix_for_a_job_that_is_not_there_writes_over_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("mine")
+    with pytest.raises(InputError) as told:
+        load_job(tmp_path / "jop.toml")
+    assert "the nearest is job.toml" in told.value.cause
+    assert told.value.fix == f"hotloop job init > {tmp_path}/jop.toml"

@@ -24,7 +24,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except FileNotFoundError:
-        raise InputError(f"no job file {path}", "there is no such file", "hotloop job init > job.toml") from None
+        raise _absent(path) from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder", "a job is a TOML file", f"hotloop train {path}/job.toml") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -34,6 +34,14 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     for override in overrides:
         _override(raw, override)
     return parse_job(raw, str(path))
+
+
+def _absent(path: Path) -> InputError:
+    """The fix writes over nothing: that name is free."""
+    there = [file.name for file in path.parent.glob("*.toml")]
+    near = get_close_matches(path.name, there, n=1)
+    cause = f"there is no such file; the nearest is {near[0]}" if near else "there is no such file"
+    return InputError(f"no job file {path}", cause, f"hotloop job init > {shlex.quote(str(path))}")
 
 
 def parse_job(raw: dict[str, Any], origin: str) -> Job:
@@ -123,13 +131,20 @@ def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) 
     if in_custom_task:
         fix = f"remove it, or move it into task.arguments: {key.removeprefix('task.')} = ..."
         return InputError(what, "a task of your own has the keys name and arguments only", fix)
-    sections = {name.rpartition(".")[0] for name in keys} - {""}
+    own_table, _, own_name = key.rpartition(".")
+    if own_table == "model" and not get_close_matches(key, keys, n=1, cutoff=0.85):
+        fix = f"move it into model.arguments: {own_name} = ..."
+        return InputError(what, "what a model is made with has a table of its own", fix)
+    sections = {name.rpartition(".")[0] for name in keys} - {"", own_table}
     same_name = [known for known in keys if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     near = get_close_matches(key, [*keys, *sections], n=1, cutoff=0.6) or same_name
     near = near or get_close_matches(key, [*keys, *sections], n=1, cutoff=0.4)
     if not near:
         return InputError(what, "no key has a name like it", "hotloop job schema lists all keys")
     table, _, name = near[0].rpartition(".")
+    if table == own_table and not get_close_matches(own_name, [name]):  # its table is right; what it means is not known
+        names = ", ".join(known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == table)
+        return InputError(what, f"keys of [{table}] are {names}", "hotloop job schema says what each is")
     place = ""
     if name == key.rpartition(".")[2]:  # where it stands is wrong, not what it is called
         where = f"in [{table}]" if table else "above all tables"

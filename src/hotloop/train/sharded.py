@@ -65,7 +65,7 @@ def check_divisible(model: nn.Module, weights: bool, layers: bool) -> None:
         raise InputError(
             f"{type(model).__name__} does not say how its layers are divided among ranks",
             "a model with tensor-parallel layers has a method divide(mesh)",
-            "--set parallel=fsdp",
+            "--set parallel=fsdp --set ranks.tensor=auto",
         )
     if weights and (found := indivisible(model)):
         raise InputError(f'parallel = "fsdp": the model has {found}', "they cannot be divided", "--set parallel=ddp")

@@ -135,11 +135,11 @@ class Checkpointer:
         loaded, damaged = _newest(self._directory, self._warn, lazily, hashes)
         for path in damaged:
             _rename(path, "damaged")
-        aside = [path for why in ("damaged", "abandoned") for path in self._directory.glob(f"{why}-epoch-*")]
+        aside = set_aside(self._directory)
         if loaded is None and aside:
             raise CheckpointError(
                 f"none of the {len(aside)} checkpoints in {self._directory} can be continued",
-                f"they are damaged, or were abandoned for another one: {', '.join(path.name for path in aside)}",
+                f"they are damaged, or were abandoned for another one: {', '.join(aside)}",
                 "--resume PATH continues another; --resume never starts anew and keeps them",
             )
         return loaded
@@ -190,6 +190,11 @@ def _rename(path: Path, why: str) -> None:
 
 
 _OTHER = "name another checkpoint; of a training: --resume PATH"
+
+
+def set_aside(folder: Path) -> list[str]:
+    """Names of checkpoints that a training does not continue any more: damaged ones, and those it went back from."""
+    return [path.name for why in ("damaged", "abandoned") for path in sorted(folder.glob(f"{why}-epoch-*"))]
 
 
 def verify_checkpoint(path: Path, hashes: Hashes = hash_files) -> Position:
@@ -273,6 +278,9 @@ def named_checkpoint(
         raise CheckpointError(
             f"none of the {len(damaged)} checkpoints in {folder} can be read", "all are damaged", "name another run"
         )
+    if loaded is None and (aside := set_aside(folder)):
+        what = f"all {len(aside)} checkpoints in {folder} are set aside"
+        raise CheckpointError(what, f"they are damaged or abandoned: {', '.join(aside)}", "name another run")
     if loaded is None:
         raise InputError(
             f"no checkpoint at {path}",

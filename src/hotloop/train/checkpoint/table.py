@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.core.errors import CheckpointError, InputError
-from hotloop.train.checkpoint.checkpointer import all_checkpoints, verify_checkpoint
+from hotloop.train.checkpoint.checkpointer import all_checkpoints, set_aside, verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, position_of, read_manifest
 
 
@@ -36,7 +36,7 @@ def stored_checkpoints(path: Path, verify: bool = False) -> Iterator[Stored]:
 
     Raises:
         InputError: there is none.
-        CheckpointError: the folder cannot be read.
+        CheckpointError: the folder cannot be read, or all are set aside as damaged or abandoned.
     """
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if (path / MANIFEST).is_file():  # whatever its folder is called
@@ -44,6 +44,11 @@ def stored_checkpoints(path: Path, verify: bool = False) -> Iterator[Stored]:
         return
     found = [(position, one) for position, one in all_checkpoints(path.parent) if one == path]
     found = found or list(reversed(all_checkpoints(folder)))
+    if not found and (aside := set_aside(folder)):
+        what = f"all {len(aside)} checkpoints in {folder} are set aside"
+        raise CheckpointError(
+            what, f"they are damaged or abandoned: {', '.join(aside)}", f"name one: {folder / aside[-1]}"
+        )
     if not found:
         cause = "it is neither a checkpoint, nor a folder of them, nor a run"
         raise InputError(f"no checkpoint at {path}", cause, "hotloop checkpoint list runs/NAME")
