@@ -168,11 +168,14 @@ def test_it_stops_while_a_file_does_not_come(hotloop: Command, job: Path) -> Non
     write_image(stalled, 5)
     stall = job.parent / "sitecustomize.py"  # workers import it, too
     stall.write_text(
-        "import time; from hotloop.data import image_list; read = image_list.read_file\n"
-        "image_list.read_file = lambda path: time.sleep(600) if 'zzz' in str(path) else read(path)"
+        "import sys, time; from hotloop.data import image_list; read = image_list.read_file\n"
+        "def stall(path):\n"
+        "    if 'zzz' in str(path): print('stalled', file=sys.stderr, flush=True); time.sleep(600)\n"
+        "    return read(path)\n"
+        "image_list.read_file = stall"
     )
     options = ["--set", "run.dir=here", "--set", "data.workers=1", "--set", "data.batch_size=17"]
-    assert "preempted after" in stopped(job, "run ", "train", "job.toml", *options, path=job.parent)
+    assert "preempted after" in stopped(job, "stalled", "train", "job.toml", *options, path=job.parent)
     result = json.loads((job.parent / "here/result.json").read_text())
     assert result["data_wait_share"] * result["train_seconds"] > 0.9  # it looks for signals every second
     stall.unlink()
