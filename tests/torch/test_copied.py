@@ -63,6 +63,21 @@ def send(bucket: str, tmp_path: Path) -> Callable[..., str]:
     return sent
 
 
+def remove_when_read(bucket: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training removes a copy as soon as its manifest is asked for."""
+    store = S3Store(bucket, client_options={"allow_http": True})
+    read = copied._Object.read
+
+    def removing(self: copied._Object, size: int = -1) -> bytes:
+        if self._name == f"{name}/manifest.json":
+            for file in ("manifest.json", "state.pt"):
+                obstore.delete(store, f"models/mine/{name}/{file}")
+            monkeypatch.setattr(copied._Object, "read", read)
+        return read(self, size)
+
+    monkeypatch.setattr(copied._Object, "read", removing)
+
+
 def rows(done: Finished) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.out)["checkpoints"]
     return found
@@ -267,17 +282,7 @@ def test_a_copy_that_is_removed_while_it_comes_is_not_told_as_damaged(
     bucket: str, send: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = send()
-    store = S3Store(bucket, client_options={"allow_http": True})
-    read = copied._Object.read
-
-    def removing(self: copied._Object, size: int = -1) -> bytes:
-        if self._name == f"{STEPS[1]}/manifest.json":
-            for file in ("manifest.json", "state.pt"):
-                obstore.delete(store, f"models/mine/{STEPS[1]}/{file}")
-            monkeypatch.setattr(copied._Object, "read", read)
-        return read(self, size)
-
-    monkeypatch.setattr(copied._Object, "read", removing)
+    remove_when_read(bucket, STEPS[1], monkeypatch)
     warnings: list[str] = []
     (tmp_path / "here").mkdir()
     assert copied.Copied(url).fetch_newest(tmp_path / "here", warnings.append)[1] == f"{url}/{STEPS[0]}"
@@ -343,16 +348,6 @@ def test_a_copy_that_a_training_removes_meanwhile_is_left_out(
     bucket: str, send: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = send()
-    store = S3Store(bucket, client_options={"allow_http": True})
-    read = copied._Object.read
-
-    def removing(self: copied._Object, size: int = -1) -> bytes:
-        if self._name == f"{STEPS[0]}/manifest.json":
-            for file in ("manifest.json", "state.pt"):
-                obstore.delete(store, f"models/mine/{STEPS[0]}/{file}")
-            monkeypatch.setattr(copied._Object, "read", read)
-        return read(self, size)
-
-    monkeypatch.setattr(copied._Object, "read", removing)
+    remove_when_read(bucket, STEPS[0], monkeypatch)
     [left] = copied.Copied(url).verified()
     assert (left.path, left.damage) == (f"{url}/{STEPS[1]}", "")

@@ -146,7 +146,7 @@ def _unknown(key: str, in_custom_task: bool, keys: dict[str, str], origin: str) 
         names = ", ".join(known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == table)
         return InputError(what, f"keys of [{table}] are {names}", "hotloop job schema says what each is")
     place = ""
-    if name == key.rpartition(".")[2]:  # where it stands is wrong, not what it is called
+    if name == own_name:  # where it stands is wrong, not what it is called
         where = f"in [{table}]" if table else "above all tables"
         place = f"; in a file: {f'[{near[0]}]' if near[0] in sections else f'{name} {where}'}"
     return InputError(what, f"the nearest known key is {near[0]}", f"rename it to {near[0]}{place}")

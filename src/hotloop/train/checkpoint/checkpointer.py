@@ -197,6 +197,13 @@ def set_aside(folder: Path) -> list[str]:
     return [path.name for why in ("damaged", "abandoned") for path in sorted(folder.glob(f"{why}-epoch-*"))]
 
 
+def refuse_set_aside(folder: Path) -> None:
+    """Raise CheckpointError where those that are set aside are all there are."""
+    if aside := set_aside(folder):
+        what = f"all {len(aside)} checkpoints in {folder} are set aside"
+        raise CheckpointError(what, f"they are damaged or abandoned: {', '.join(aside)}", "name another run")
+
+
 def verify_checkpoint(path: Path, hashes: Hashes = hash_files) -> Position:
     """Compare a checkpoint's files with their hashes. Epoch and step that it was saved at.
 
@@ -278,10 +285,8 @@ def named_checkpoint(
         raise CheckpointError(
             f"none of the {len(damaged)} checkpoints in {folder} can be read", "all are damaged", "name another run"
         )
-    if loaded is None and (aside := set_aside(folder)):
-        what = f"all {len(aside)} checkpoints in {folder} are set aside"
-        raise CheckpointError(what, f"they are damaged or abandoned: {', '.join(aside)}", "name another run")
     if loaded is None:
+        refuse_set_aside(folder)
         raise InputError(
             f"no checkpoint at {path}",
             "it is neither a checkpoint (a folder with manifest.json), nor a folder of them, nor a run with one",

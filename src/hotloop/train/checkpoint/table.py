@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.core.errors import CheckpointError, InputError
-from hotloop.train.checkpoint.checkpointer import all_checkpoints, set_aside, verify_checkpoint
+from hotloop.train.checkpoint.checkpointer import all_checkpoints, refuse_set_aside, verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, position_of, read_manifest
 
 
@@ -44,12 +44,8 @@ def stored_checkpoints(path: Path, verify: bool = False) -> Iterator[Stored]:
         return
     found = [(position, one) for position, one in all_checkpoints(path.parent) if one == path]
     found = found or list(reversed(all_checkpoints(folder)))
-    if not found and (aside := set_aside(folder)):
-        what = f"all {len(aside)} checkpoints in {folder} are set aside"
-        raise CheckpointError(
-            what, f"they are damaged or abandoned: {', '.join(aside)}", f"name one: {folder / aside[-1]}"
-        )
     if not found:
+        refuse_set_aside(folder)
         cause = "it is neither a checkpoint, nor a folder of them, nor a run"
         raise InputError(f"no checkpoint at {path}", cause, "hotloop checkpoint list runs/NAME")
     for position, one in found:
