@@ -32,6 +32,17 @@ class Buffered(tiny.Regression):
 """
 
 
+TEAMS = """
+import tiny
+
+class Teams(tiny.Regression):
+    def model(self):
+        model = super().model()
+        model.divide = lambda mesh: None
+        return model
+"""
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[..., str]:
     """Writes a job file, and a table of prices beside it."""
@@ -39,6 +50,7 @@ def job(tmp_path: Path) -> Callable[..., str]:
     def write(task: str = "tiny:Regression", more: str = "") -> str:
         (tmp_path / "job.toml").write_text(JOB.format(task=task, more=more))
         (tmp_path / "own.csv").write_text(OWN)
+        (tmp_path / "teams.py").write_text(TEAMS)
         return "job.toml"
 
     return write
@@ -54,11 +66,27 @@ def test_memory_time_and_prices_are_told(hotloop: Command, job: Callable[..., st
 
 def test_gpus_that_make_no_whole_teams_are_left_out(hotloop: Command, job: Callable[..., str]) -> None:
     teams = ("--set", "parallel=tp", "--set", "ranks.tensor=4")
-    done = hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", "--gpus", "4", *teams, "--json", expect=0)
-    found = json.loads(done.out)
+    words = ("plan", job("teams:Teams"), "--card", "H100", "--prices", "own.csv", *teams)
+    found = json.loads(hotloop(*words, "--gpus", "4", "--json", expect=0).out)
     assert {one["gpus"] for one in found["ways"]} == {1, 8}, "and the 4 that are asked for"
     assert [one["gpus"] for one in found["options"]] == [1]
-    hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", "--gpus", "2", *teams, expect=2)
+    hotloop(*words, "--gpus", "2", expect=2)
+
+
+def test_a_team_shares_samples(hotloop: Command, job: Callable[..., str]) -> None:
+    words = ("plan", job("teams:Teams"), "--card", "H100", "--set", "data.batch_size=1", "--set", "ranks.tensor=2")
+    hotloop(*words, "--gpus", "2", "--set", "parallel=tp", expect=0)
+    refused = hotloop(*words, "--gpus", "4", "--set", "parallel=fsdp+tp", expect=2)
+    assert "4 GPUs share batches of 1" in refused.err
+    assert "fix:   --gpus 2" in refused.err
+
+
+@pytest.mark.parametrize("parallel", ["tp", "fsdp+tp"])
+def test_layers_of_a_model_that_does_not_say_how_are_not_divided(
+    parallel: str, hotloop: Command, job: Callable[..., str]
+) -> None:
+    done = hotloop("plan", job(), "--card", "H100", "--gpus", "4", "--set", f"parallel={parallel}", expect=2)
+    assert "does not say how its layers are divided among ranks" in done.err
 
 
 def test_what_train_refuses_of_divided_weights_is_refused_and_left_out(
@@ -79,7 +107,8 @@ def test_what_train_refuses_of_divided_weights_is_refused_and_left_out(
 def test_each_of_a_team_holds_the_whole_batch_in_the_hosts_memory(hotloop: Command, job: Callable[..., str]) -> None:
     def ahead(*words: str) -> float:
         """Bytes of batches ahead."""
-        done = hotloop("plan", job(), "--card", "H100", "--prices", "own.csv", *words, "--json", expect=0)
+        prices = ("--card", "H100", "--prices", "own.csv")
+        done = hotloop("plan", job("teams:Teams"), *prices, *words, "--json", expect=0)
         needs = json.loads(done.out)["needs"]
         return float(needs["host_bytes"] - needs["checkpoint_bytes"])
 
@@ -144,7 +173,7 @@ def test_bad_input_is_refused_in_three_lines(
     assert not done.out
     lines = [line for line in done.err.splitlines() if not line.startswith("tracing ")]
     assert [line.partition(":")[0] for line in lines] == ["error", "cause", "fix"]
-    assert {*tmp_path.iterdir()} - before <= {tmp_path / "own.csv"}
+    assert {*tmp_path.iterdir()} - before <= {tmp_path / "own.csv", tmp_path / "teams.py"}
 
 
 def test_what_needs_numbers_is_named_and_a_step_of_it_made(hotloop: Command, job: Callable[..., str]) -> None:

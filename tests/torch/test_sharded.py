@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
@@ -67,6 +69,39 @@ def test_what_is_gathered_apart_learns_the_same(name: str, apart: int) -> None:
     finally:
         distributed.destroy_process_group()
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
+def test_between_layers_of_several_ranks_nothing_travels_wider_than_they_compute(name: str) -> None:
+    """Under autocast norms give float32: sent so it would be twice as much, and its gradient as well."""
+    sizes = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 4, "hidden": 64}
+    own_tokens = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = build_decoder(name, 50, 8, sizes)
+        divide(model, init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor")), None, layers=True)
+        with _Sent() as sent:
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model.blocks[0](own_tokens)
+            out.float().sum().backward()
+    finally:
+        distributed.destroy_process_group()
+    activations = [tensor for tensor in sent.tensors if tensor.ndim == 3]
+    assert {tuple(tensor.shape) for tensor in activations} == {(2, 4, 32), (4, 4, 32)}  # to gather, and to sum up
+    assert {tensor.dtype for tensor in activations} == {torch.bfloat16}
+
+
+class _Sent(TorchDispatchMode):
+    """What messages are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "_c10d_functional" and "tensor" in func.__name__ and "wait" not in func.__name__:
+            self.tensors.append(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hotloop.plan.cards import card_named
 from hotloop.plan.footprint import Cost, Footprint, Moment, State, scaled, summed
 from hotloop.plan.memory import Division, Memory, least_bytes, memory_of
-from hotloop.plan.seconds import StepTime, exchanged_bytes, step_time
+from hotloop.plan.seconds import StepTime, exchanged_bytes, layers_bytes, step_time
 from hotloop.tasks.cross_entropy import CHUNK_BYTES
 from hotloop.train.gathered import ROOM
 
@@ -22,12 +22,13 @@ STATE = State(
     optimizer_bytes=8 * GB,
     learnt_bytes=4 * GB,
     block_bytes=0.1 * GB,
+    blocks=10,
     blocks_share=1.0,
     update=Moment(0.0, 0.0, 0.5 * GB),
     update_costs=(Cost("memory", "fp32", 0.0, 28 * GB, 1),),
 )
 PRODUCT = Cost("matrix", "bf16", 1e12, 1e8, 100)
-FOOTPRINT = Footprint(STATE, 8, 1e6, (Moment(20 * GB, 0.0, 1 * GB), Moment(1 * GB, 4 * GB, 1 * GB)), (PRODUCT,))
+FOOTPRINT = Footprint(STATE, 8, 1e6, 1e7, (Moment(20 * GB, 0.0, 1 * GB), Moment(1 * GB, 4 * GB, 1 * GB)), (PRODUCT,))
 
 
 def memory(
@@ -152,6 +153,29 @@ def test_the_time_is_that_of_the_arithmetic_where_that_is_more() -> None:
     found = seconds(footprint=footprint)
     assert found.seconds >= FOOTPRINT.flops / card_named("H100").rates["bf16"]
     assert found.low < found.seconds < found.high
+
+
+def test_ranks_that_share_layers_wait_for_what_they_send_within_them() -> None:
+    """As many bytes as four all-reduces of each block's input, which nothing hides."""
+    assert layers_bytes(FOOTPRINT, Division(4, weights=True)) == 0
+    assert layers_bytes(FOOTPRINT, Division(2, tensor=2)) == pytest.approx(4 * 10 * 1e7)
+    assert layers_bytes(FOOTPRINT, Division(4, tensor=4)) == pytest.approx(6 * 10 * 1e7)
+    times = [seconds(division=Division(2, tensor=2), footprint=replace(FOOTPRINT, stream_bytes=one)) for one in (0, GB)]
+    longer = 4 * 10 * GB / card_named("H100").link_rate
+    assert times[1].seconds - times[0].seconds == pytest.approx(longer) == times[1].exchange - times[0].exchange
+
+
+def test_a_step_that_is_not_captured_is_as_long_as_its_launches() -> None:
+    """Of a small batch: with more GPUs it becomes no shorter, and of whole weights in a graph it does."""
+    small = scaled(FOOTPRINT, 1)
+    many = replace(small, state=replace(STATE, blocks=1000, update_costs=()), pass_costs=(), stream_bytes=0.0)
+    for division in (Division(4, weights=True), Division(4, tensor=4), Division(4, weights=True, tensor=2)):
+        again = replace(division, ranks=8)
+        assert seconds(division=division, footprint=many).seconds > 1
+        assert seconds(division=division, footprint=many).seconds == seconds(division=again, footprint=many).seconds
+    both, one = (seconds(division=Division(4, weights, 2), footprint=many) for weights in (True, False))
+    assert both.seconds > one.seconds
+    assert seconds(division=Division(4), footprint=many).seconds < 1
 
 
 def test_one_gpu_sends_nothing_and_a_slow_link_takes_longer() -> None:

@@ -108,6 +108,7 @@ class State:
         saved_buffer_bytes: of the buffers that a checkpoint holds, too.
         learnt_bytes: of the weights that have gradients.
         block_bytes: of the largest part whose weights FSDP gathers at once.
+        blocks: repeated ones.
         blocks_share: of the weights' bytes, those of repeated blocks.
         update: the fullest moment of the optimizer's step; update_costs: of its kernels.
     """
@@ -119,6 +120,7 @@ class State:
     optimizer_bytes: float
     learnt_bytes: float
     block_bytes: float
+    blocks: int
     blocks_share: float
     update: Moment
     update_costs: tuple[Cost, ...]
@@ -129,6 +131,7 @@ class Footprint:
     """A step of one process, with a batch of so many samples.
 
     Attributes:
+        stream_bytes: of what goes from block to block; 0 without blocks.
         passes: the fullest moments of forward and backward.
         pass_costs: of their kernels.
     """
@@ -136,6 +139,7 @@ class Footprint:
     state: State
     batch: int
     batch_bytes: float
+    stream_bytes: float
     passes: tuple[Moment, ...]
     pass_costs: tuple[Cost, ...]
 
@@ -159,6 +163,7 @@ def scaled(one: Footprint, batch: int) -> Footprint:
         one,
         batch=batch,
         batch_bytes=times * one.batch_bytes,
+        stream_bytes=times * one.stream_bytes,
         passes=tuple(moment.scaled(times) for moment in one.passes),
         pass_costs=tuple(cost.scaled(times) for cost in one.pass_costs),
     )

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.plan.cards import Card
@@ -13,8 +15,9 @@ from hotloop.plan.seconds import StepTime, step_time
 from hotloop.plan.trace import Way
 from hotloop.plan.ways import Ways
 from hotloop.train.resolve import STATE_SHARE
+from hotloop.train.sharded import check_divisible, indivisible
 from hotloop.train.source import DEVICE_SHARE
-from hotloop.train.world import DIVIDED, TENSOR, check_shardable
+from hotloop.train.world import DIVIDED, TENSOR, check_shardable, needs_whole
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Workload:
     """What has to be computed.
 
     Attributes:
+        model: on no device.
         steps: of the whole training.
         recomputes: whether activations of the model may be recomputed.
         compiled: whether the model is compiled.
@@ -30,6 +34,7 @@ class Workload:
     """
 
     job: Job
+    model: nn.Module
     steps: int
     recomputes: bool
     compiled: bool
@@ -185,13 +190,18 @@ def _choices(work: Workload, ways: Ways, card: Card, gpus: int) -> list[_Choice]
         whole = size * max(1, gpus // size)
         raise InputError(f"{gpus} GPUs in teams of {size}", f'parallel = "{asked}": teams are whole', f"--gpus {whole}")
     if asked == "auto":  # as `train` decides
-        asked = "ddp" if least_bytes(ways.state, Division()) <= STATE_SHARE * card.memory_bytes else "fsdp"
+        fits = least_bytes(ways.state, Division()) <= STATE_SHARE * card.memory_bytes
+        asked = "ddp" if fits or indivisible(work.model) or needs_whole(work.job)[0] else "fsdp"
     if gpus > 1 and asked in DIVIDED:
         check_shardable(work.job.model_copy(update={"parallel": asked}))
+        check_divisible(work.model, weights=asked != "tp", layers=asked in TENSOR)
     division = {
         "none": Division(), "ddp": Division(gpus), "fsdp": Division(gpus, weights=True),
         "tp": Division(gpus, tensor=size), "fsdp+tp": Division(gpus, weights=True, tensor=size),
     }[asked] if gpus > 1 else Division()  # fmt: skip
+    if division.data > (batch := work.job.data.batch_size):
+        fewer = f"--gpus {batch * division.tensor}"
+        raise InputError(f"{gpus} GPUs share batches of {batch}", "each needs a sample at least", fewer)
     activations = [kept, "blocks"] if work.recomputes and kept != "blocks" else [kept]
     return [_Choice(work, ways, card, division, how) for how in activations]
 

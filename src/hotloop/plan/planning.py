@@ -169,7 +169,7 @@ def _steps(job: Job, samples: int, request: Request) -> int:
     Raises:
         InputError: they cannot be made so.
     """
-    card, gpus = request.card, request.gpus
+    card = request.card
     if job.precision not in ("auto", *card.precisions):
         raise InputError(
             f'precision = "{job.precision}" on {card.key}', f"it has {', '.join(card.precisions)}",
@@ -179,11 +179,6 @@ def _steps(job: Job, samples: int, request: Request) -> int:
         raise InputError(
             f"data.batch_size = {job.data.batch_size} is more than {samples} samples", "not one batch could be filled",
             "--samples N, as many as there will be",
-        )  # fmt: skip
-    if gpus > job.data.batch_size:
-        raise InputError(
-            f"{gpus} GPUs share batches of {job.data.batch_size}", "each needs a sample at least",
-            f"--gpus {job.data.batch_size}",
         )  # fmt: skip
     return count_steps(job, samples)
 
@@ -198,14 +193,13 @@ def _workload(job: Job, task: Task, dataset: Dataset, steps: int) -> tuple[Workl
     blocks, least = repeated_blocks(model), 2 if has_batch_norm(model) else 1  # one sample cannot be normalised
     arrays = float(dataset.size_bytes) if isinstance(dataset, ArrayDataset) else 0.0
     recomputes = bool(blocks) and not any(has_batch_norm(block) for block in blocks)
-    return Workload(job, steps, recomputes, compiled, arrays), Ways(Tracer(job, task, dataset), least)
+    return Workload(job, model, steps, recomputes, compiled, arrays), Ways(Tracer(job, task, dataset), least)
 
 
 def _others(work: Workload, ways: Ways, request: Request) -> Iterator[Setup]:
     """Other numbers of GPUs; and if all are asked for, other activations, precisions and divisions."""
     card, job = request.card, work.job
-    counts = [gpus for gpus in _COUNTS if gpus <= job.data.batch_size]
-    for gpus in counts:
+    for gpus in _COUNTS:
         yield from _possible(work, ways, card, gpus)
     if not request.every_way:
         return
@@ -215,7 +209,7 @@ def _others(work: Workload, ways: Ways, request: Request) -> Iterator[Setup]:
     for precision in card.precisions:
         changed = replace(work, job=job.model_copy(update={"precision": precision}))
         yield from _possible(changed, ways, card, request.gpus)
-    for gpus in counts[1:]:
+    for gpus in _COUNTS[1:]:
         for parallel in ("ddp", "fsdp"):
             changed = replace(work, job=job.model_copy(update={"parallel": parallel}))
             yield from _possible(changed, ways, card, gpus)
@@ -233,8 +227,7 @@ def _options(work: Workload, ways: Ways, offers: Sequence[Offer]) -> Iterator[Op
     """All instances that have what the job asks for."""
     for offer in offers:
         card = cards()[offer.card]
-        has = work.job.precision in ("auto", *card.precisions)
-        if has and offer.gpus <= work.job.data.batch_size:
+        if work.job.precision in ("auto", *card.precisions):
             yield from (priced(work, setup, offer) for setup in _possible(work, ways, card, offer.gpus))
 
 

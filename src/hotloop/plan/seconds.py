@@ -1,4 +1,5 @@
-"""How long a step takes on a card: each kernel as long as its arithmetic or its traffic takes, whichever is more.
+"""How long a step takes on a card: each kernel as long as its arithmetic or its traffic takes, whichever is more. Where
+several ranks divide a model no step is captured: it takes at least what the host needs to launch it.
 
 Source of the model: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
 """
@@ -42,13 +43,16 @@ def step_time(
     """
     reached = table()["reached"]
     passes = _seconds(footprint.pass_costs, card, precision, compiled, own_kernels) / division.tensor
+    within = layers_bytes(footprint, division) / card.link_rate  # nothing computes meanwhile
     update = _seconds(footprint.state.update_costs, card, precision, compiled, False) * division.share / division.tensor
     exchange = exchanged_bytes(footprint, division) / card.link_rate
     hidden = min(exchange, 0.9 * passes) if division.weights else 0.0  # gathered while the block before computes
-    each = passes + exchange - hidden if division.weights else passes
+    each = passes + within + (exchange - hidden if division.weights else 0.0)
     total = windows * each + update + (0.0 if division.weights else exchange)
+    total = max(total, windows * _host_seconds(footprint, division, compiled))
     off = reached["uncertainty"]
-    return StepTime(total, (1 - off) * total, (1 + off) * total + hidden * windows, exchange - hidden)
+    waits = windows * within + exchange - hidden
+    return StepTime(total, (1 - off) * total, (1 + off) * total + hidden * windows, waits)
 
 
 def exchanged_bytes(footprint: Footprint, division: Division) -> float:
@@ -57,6 +61,23 @@ def exchanged_bytes(footprint: Footprint, division: Division) -> float:
     if division.weights:  # weights twice in 16 bits, gradients once in 32: as much as one all-reduce of 32 bits
         return part * footprint.state.parameter_bytes / division.tensor
     return part * footprint.state.learnt_bytes / division.tensor
+
+
+def layers_bytes(footprint: Footprint, division: Division) -> float:
+    """What a rank sends in a pass within layers that several compute, counted likewise: each block's two layers are
+    given what is gathered, and what they give is summed up and divided; backward does the same.
+    """
+    part = 2 * (division.tensor - 1) / division.tensor
+    return part * 4 * footprint.state.blocks * footprint.stream_bytes
+
+
+def _host_seconds(footprint: Footprint, division: Division, compiled: bool) -> float:
+    """What the host needs to launch a pass that is not captured."""
+    host = table()["reached"]["host"]
+    each = host["weights"] if division.weights else 0.0
+    if division.tensor > 1:
+        each += host["layers" if compiled else "layers_eager"]
+    return float(each * footprint.state.blocks)
 
 
 def _seconds(costs: Sequence[Cost], card: Card, precision: str, compiled: bool, own_kernels: bool) -> float:

@@ -50,6 +50,7 @@ def state_of(model: nn.Module, section: OptimizerSection, allocations: Allocatio
         optimizer_bytes=float(remembered),
         learnt_bytes=_bytes(learnt),
         block_bytes=max((_bytes(block.parameters()) for block in blocks), default=weights),
+        blocks=len(blocks),
         blocks_share=sum(_bytes(block.parameters()) for block in blocks) / weights,
         update=max(moments, key=lambda moment: moment.bytes),
         update_costs=summed(allocations.costs),

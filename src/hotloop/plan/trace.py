@@ -83,7 +83,7 @@ class Tracer:
         moments, costs = found.whole()
         with self._tensors():
             batch_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._inputs(way.batch).values())
-        return Footprint(self.state, way.batch, float(batch_bytes), moments, costs)
+        return Footprint(self.state, way.batch, float(batch_bytes), found.stream_bytes, moments, costs)
 
     def _run(self, way: Way) -> "_Steps":
         """As it stands, operator by operator."""
@@ -91,7 +91,7 @@ class Tracer:
         with self._tensors(), as_on_gpu():
             whole, inputs = self._whole(model, way), self._inputs(way.batch)
             flows = [_flows(whole, inputs) for _ in _shortened(model)]
-        return _Steps(flows, len(repeated_blocks(model)))
+        return _Steps(flows, len(repeated_blocks(model)), whole.stream_bytes)
 
     def _compiled(self, way: Way) -> "_Steps":
         """The graph is the same whatever is kept of it: it is captured once."""
@@ -103,14 +103,15 @@ class Tracer:
             recomputable_blocks(captured.model, way.activations)
         kept = {"keep": None, "selective": EXPENSIVE, "blocks": ()}[way.activations]
         flows = [flows_of(*joint.cut(kept), weights) for joint, weights in captured.joints]
-        return _Steps(flows, len(repeated_blocks(captured.model)))
+        return _Steps(flows, len(repeated_blocks(captured.model)), captured.stream_bytes)
 
     def _capture(self, way: Way) -> "_Captured":
         model = self._model("keep")
         _mark(repeated_blocks(model))
         with self._tensors(), as_on_gpu():
             whole, inputs = self._whole(model, way), self._inputs(way.batch)
-            return _Captured(model, [_joint(whole, inputs, without) for without in _shortened(model)])
+            joints = [_joint(whole, inputs, without) for without in _shortened(model)]
+            return _Captured(model, joints, whole.stream_bytes)
 
     def _whole(self, model: nn.Module, way: Way) -> "_Whole":
         self._put_weights(model, FORMATS.get(way.precision) if way.divided else None)
@@ -171,16 +172,24 @@ class _Captured:
 
     model: nn.Module
     joints: list[tuple[Joint, int]]
+    stream_bytes: float
 
 
 class _Whole(nn.Module):
-    """From a batch as it arrives to its loss."""
+    """From a batch as it arrives to its loss.
+
+    Attributes:
+        stream_bytes: of what the first of the repeated blocks was given, once it was.
+    """
 
     def __init__(self, model: nn.Module, task: Task, way: Way) -> None:
         super().__init__()
         self.model = model
+        self.stream_bytes = 0.0
         self._task = task
         self._precision = way.precision
+        for block in repeated_blocks(model)[:1]:
+            block.register_forward_pre_hook(self._weigh, with_kwargs=True)
 
     def forward(self, batch: Tensors) -> Tensor:
         task = self._task
@@ -188,6 +197,10 @@ class _Whole(nn.Module):
         ready = {name: part.float() if part.is_floating_point() else part for name, part in ready.items()}
         with cast(self._precision):
             return task.loss(task.forward(self.model, ready), ready)
+
+    def _weigh(self, block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        streams = [one for one in (*given, *named.values()) if isinstance(one, Tensor) and one.is_floating_point()]
+        self.stream_bytes = float(streams[0].nbytes) if streams else 0.0
 
 
 def _flows(whole: _Whole, inputs: Tensors) -> tuple[Flow, Flow]:
@@ -257,6 +270,7 @@ class _Steps:
 
     flows: list[tuple[Flow, Flow]]
     blocks: int
+    stream_bytes: float
 
     def whole(self) -> tuple[tuple[Moment, ...], tuple[Cost, ...]]:
         """The fullest moments, and what is computed, with all blocks."""
