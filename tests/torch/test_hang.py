@@ -108,6 +108,22 @@ def test_ranks_that_have_ended_wait_for_those_of_other_machines(tmp_path: Path) 
     assert hang.Watch(tmp_path, 0.0).hung(), "of one machine alone there is nobody to wait for"
 
 
+def test_a_step_of_many_batches_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks sees each batch in the same phase, as loading it takes no time."""
+    now = [0.0]
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.step = 1
+        watch = hang.Watch(tmp_path, 10.0)
+        for now[0] in (0.0, 6.0, 12.0, 18.0):
+            heart.enter("loading")
+            heart.enter("step")
+            heart._write()
+            assert not watch.hung(), now
+        for now[0], hangs in ((24.0, False), (29.0, True)):
+            assert bool(watch.hung()) == hangs, now
+
+
 def test_a_disk_that_is_full_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heart, watch = Heart(replace(ALONE, size=2, folder=str(tmp_path))), hang.Watch(tmp_path, 1000.0)
 

@@ -30,7 +30,7 @@ class Heartbeat:
 
     Attributes:
         beats: grows with each step, each batch of a validation, each save: of ranks that wait for each other alike.
-        signs: grows while a disk or a store is waited for, on each rank by itself.
+        signs: grows with each phase, a batch's too, and while a disk or a store is waited for: on each rank by itself.
         phase: starting, loading, step, validating, saving, ending or ended.
     """
 
@@ -75,6 +75,7 @@ class Heart:
     def enter(self, phase: str) -> None:
         """A phase has begun."""
         self.phase = phase
+        self._signs += 1  # a step of many batches may take longer than ranks may be without progress
         if self._publisher:
             self._publisher.enter(phase)
 
