@@ -1,7 +1,9 @@
 """Divided weights that are updated while backward still computes."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_flatten
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.early_update import EarlyUpdate
@@ -92,6 +95,44 @@ def test_they_learn_the_same_and_nothing_is_left_for_the_end() -> None:
     (found, left), (expected, _) = trained(True), trained(False)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert left == [8, 8, 0, 0, 0], "in the first windows it is only seen that gradients come once"
+
+
+OPTIMIZERS: list[Callable[[nn.Module], Optimizer]] = [
+    adamw,
+    lambda model: torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True, fused=True),
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_what_the_optimizer_remembers_its_settings_and_a_state_that_is_loaded_count(
+    make: Callable[[nn.Module], Optimizer],
+) -> None:
+    """Of early updates as of others: learning rates change, one weight decays, and the third window is repeated."""
+
+    def states(early: bool) -> list[Any]:
+        model = divided()
+        training, seen = Training(model, make(model), early), list[Any]()
+        kept: Any = None
+        for window in range(WINDOWS + 2):
+            training.optimizer.param_groups[0]["lr"] = 0.1 / (1 + window)
+            training.optimizer.param_groups[-1]["weight_decay"] = 0.01 * window
+            if window == 3:
+                weights, remembered = kept
+                model.load_state_dict(weights)
+                training.optimizer.load_state_dict(remembered)
+            left = training.window()
+            assert left == (8 if window < 2 or not early else 0), window
+            if window == 2:
+                kept = copy.deepcopy((model.state_dict(), training.optimizer.state_dict()))
+            seen += [training.weights(), training.optimizer.state_dict()]
+        return [one.full_tensor() if isinstance(one, DTensor) else one for one in tree_flatten(seen)[0]]
+
+    found, expected = states(True), states(False)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
 def test_a_block_that_is_left_out_is_not_updated() -> None:

@@ -15,6 +15,7 @@ from torch.optim import optimizer as optimizers
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.gathered import own_weights
+from hotloop.train.local_update import LocalUpdate
 
 _WATCHED = 2
 """Windows in which it is only seen whether the gradients of each weight come once; what compiles does it in these."""
@@ -35,15 +36,16 @@ class EarlyUpdate:
         self._ends_window = self._hindered = False
         self._came: set[Tensor] = set()
         self._updated: set[Tensor] = set()
-        self._group_of: dict[Tensor, list[Tensor]] = {}
+        self._update_of: dict[Tensor, LocalUpdate] = {}
         if optimizer is None or type(optimizer) not in _KINDS:
             return
         self._optimizer = optimizer
+        known = {weight for group in optimizer.param_groups for weight in group["params"]}
         for part in model.modules():
             if isinstance(part, FSDPModule):
-                weights: list[Tensor] = [weight for weight in own_weights(part) if weight.requires_grad]
-                self._group_of |= dict.fromkeys(weights, weights)
-        for weight in self._group_of:
+                weights = [weight for weight in own_weights(part) if weight.requires_grad and weight in known]
+                self._update_of |= dict.fromkeys(weights, LocalUpdate(optimizer, weights))
+        for weight in self._update_of:
             weight.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -68,25 +70,11 @@ class EarlyUpdate:
             return
         self._hindered = weight in self._came or _has_hooks(self._optimizer)
         self._came.add(weight)
-        group = self._group_of[weight]
-        if not self._left and not self._hindered and self._came.issuperset(group):
-            self._update(group)
-
-    def _update(self, weights: list[Tensor]) -> None:
-        """Of these alone; what others have stays for the end of the window."""
-        all_groups, own = self._optimizer.param_groups, set(weights)
-        self._optimizer.param_groups = [
-            {**group, "params": found}
-            for group in all_groups
-            if (found := [weight for weight in group["params"] if weight in own])
-        ]
-        try:
-            self._optimizer.step()
-        finally:
-            self._optimizer.param_groups = all_groups
-        for weight in weights:
-            weight.grad = None
-        self._updated |= own
+        update = self._update_of[weight]
+        if self._left or self._hindered or not self._came.issuperset(update.weights) or not update.possible:
+            return
+        update.step()
+        self._updated |= set(update.weights)
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
