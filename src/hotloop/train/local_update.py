@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-
 _Found = tuple[Tensor, dict[str, Any] | None]
 """A weight's part, and what the optimizer remembers of it."""
 
