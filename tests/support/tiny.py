@@ -275,13 +275,20 @@ class Stuck(Regression):
     """On the second rank the third step does not end."""
 
     steps = 0
+    where: str | None = "1"
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         self.steps += model.training
-        if self.steps == 3 and os.environ.get("RANK") == "1":
+        if self.steps == 3 and os.environ.get("RANK") == self.where:
             stuck()
         outputs: Tensor = model(batch["inputs"])
         return outputs
+
+
+class StuckAlone(Stuck):
+    """The same of one process."""
+
+    where = None
 
 
 class BrokenOnSecond(Regression):

@@ -66,6 +66,16 @@ class Heart:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def signs_of_life(self) -> tuple[object, ...]:
+        """Another one after any progress."""
+        return self._beats, self._signs, self.step, self.phase
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether a disk or a store is waited for, and not for too long yet."""
+        return time.monotonic() < self._patient_until
+
     def beat(self) -> None:
         """Something has been done."""
         self._beats += 1
@@ -136,7 +146,7 @@ class Heart:
     def _run(self) -> None:
         folder = Path(self.world.folder)
         while not self._end.wait(_SECONDS):
-            if time.monotonic() < self._patient_until:
+            if self.is_patient:
                 self._signs += 1
             self._write()
             with suppress(OSError):

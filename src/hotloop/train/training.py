@@ -36,6 +36,7 @@ from hotloop.train.host_memory import not_locked, page_locked
 from hotloop.train.live import Published, publisher_of_rank
 from hotloop.train.loop import Loop, Parts
 from hotloop.train.observer import Ended, Observer, Observers, Started
+from hotloop.train.own_watch import OwnWatch
 from hotloop.train.patience import Patience, StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
 from hotloop.train.preparation import Preparation, PreparedByDraws, prepares_in_step
@@ -68,7 +69,8 @@ def train_job(
         now: names a new run; the current time without it.
         world: the processes that train together; each calls this with the same job, and the first one writes the run.
         stop_file: of what has launched the run: once it exists, the run saves and stops, as what it holds asks.
-        last: the process only ends after this, with the code that it has earned: later signals are ignored.
+        last: the process only ends after this, with the code that it has earned: later signals are ignored. One that
+            hangs in a step is ended.
 
     Returns:
         The run and its result, "finished" or "preempted".
@@ -79,6 +81,8 @@ def train_job(
     """
     with closing(observer), ExitStack() as stack:
         heart = stack.enter_context(Heart(world))
+        if not world.folder:  # no process of ours looks after this one
+            stack.enter_context(OwnWatch(heart, job.ranks.timeout.amount, ends=last))
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)
         preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
