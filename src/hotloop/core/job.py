@@ -288,7 +288,8 @@ class RanksSection(Section):
         False, description="under ddp: which weights get gradients is learnt once; no way back where memory runs out"
     )
     timeout: TimeText = Field(
-        Interval(600, "seconds"), description="without progress for so long, a run hangs: several are ended, one tells where"
+        Interval(600, "seconds"),
+        description="without progress for so long, a run hangs: several are ended, one tells where",
     )
 
 
