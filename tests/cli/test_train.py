@@ -131,6 +131,25 @@ def test_a_dry_run_makes_nothing(hotloop: Command, job: Path) -> None:
     assert "steps: 8" in hotloop("train", "job.toml", "--dry-run", expect=0).out
 
 
+def test_a_dry_run_says_what_goes_on_and_refuses_what_a_start_would(hotloop: Command, job: Path) -> None:
+    arguments = ["train", "job.toml", "--set", "run.dir=here"]
+    dry = [*arguments, "--dry-run", "--json"]
+    assert json.loads(hotloop(*dry, expect=0).out)["resumed_from"] == ""
+    hotloop(*arguments, expect=0)
+    before = sorted(job.parent.rglob("*"))
+    found = json.loads(hotloop(*dry, expect=0).out)["resumed_from"]
+    assert Path(found).parent.name == "checkpoints"
+    assert json.loads(hotloop(*dry, "--resume", "never", expect=0).out)["resumed_from"] == ""
+    named = hotloop("train", "job.toml", "--dry-run", "--json", "--resume", found, expect=0)
+    assert json.loads(named.out)["resumed_from"] == found
+    nowhere = hotloop(*dry, "--resume", "nowhere", expect=2)
+    assert "no checkpoint at nowhere" in nowhere.err
+    for start in (dry, arguments):
+        other = hotloop(*start, "--set", "data.batch_size=2", expect=2)
+        assert "was trained with data.batch_size = " in other.err
+    assert sorted(job.parent.rglob("*")) == before, "nothing is made or set aside"
+
+
 def stopped(job: Path, after: str, *arguments: str, path: Path = SUPPORT) -> str:
     """What a run prints that gets SIGTERM after a line that begins so; it ends with 75."""
     child = subprocess.Popen(

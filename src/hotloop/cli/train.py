@@ -69,7 +69,7 @@ def train(
     if dry_run:
         from hotloop.train.dry_run import inspect_job
 
-        plan = inspect_job(job, read_machine(), _processes(job, nnodes) * nnodes)
+        plan = inspect_job(job, read_machine(), _processes(job, nnodes) * nnodes, resume)
         click.echo(json.dumps(plan) if as_json else _plan(plan))
         return 0
     starts = os.environ.pop(STARTS, "")  # the ranks that this starts are one start

@@ -1,30 +1,38 @@
 """What a job would train: all of it prepared, nothing started."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
+from hotloop.core.run import Run
+from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint, newest_path
 from hotloop.train.prepare import Ready, check_last_batch, count_parameters, count_steps, prepare
+from hotloop.train.ranks import inner
 from hotloop.train.resolve import Choice, choose_parallel
+from hotloop.train.resume import check_device, check_identity, identity
 from hotloop.train.sharded import check_divisible
 from hotloop.train.world import DIVIDED, TENSOR, World, check_shardable, check_share, in_teams
 
 
-def inspect_job(job: Job, machine: Machine, processes: int = 1) -> dict[str, Any]:
+def inspect_job(job: Job, machine: Machine, processes: int = 1, resume: str = "auto") -> dict[str, Any]:
     """What a job would train, found by preparing all of it but starting nothing.
 
     Args:
         processes: that would train it together.
+        resume: as of `train_job`; the checkpoint is read whole, and nothing is set aside.
 
     Raises:
         InputError: as `train_job`.
+        CheckpointError: what is to be continued cannot be read.
     """
     world = in_teams(World(size=processes, local_size=processes), job)
     check_share(job, world.data_size)
     ready = prepare(job, replace(machine, cpus=max(1, machine.cpus // processes)), lambda text: None)
     sizes = [len(dataset) for dataset, _ in ready.datasets]
     check_last_batch(ready.job, ready.task, ready.step.model, sizes[0], world.data_size)
+    continued = _continued(ready, resume)
     return {
         "model": ready.job.model.name,
         "parameters": count_parameters(ready.step.model),
@@ -36,8 +44,25 @@ def inspect_job(job: Job, machine: Machine, processes: int = 1) -> dict[str, Any
         "precision": ready.job.precision,
         "workers": ready.job.data.workers,
         "flops_per_sample": ready.arithmetic.flops_per_sample,
+        "resumed_from": str(continued.path) if continued else "",
         "chosen": {one.key: {"value": one.value, "why": one.why} for one in _chosen(job, ready, world)},
     }
+
+
+def _continued(ready: Ready, resume: str) -> Loaded | None:
+    """The checkpoint that it would go on from.
+
+    Raises:
+        InputError: there is none, or it is of something else.
+        CheckpointError: it cannot be read.
+    """
+    run = Run(Path(ready.job.run.dir)) if ready.job.run.dir and resume == "auto" else None
+    if resume == "never" or (resume == "auto" and not (run and newest_path(run.checkpoints))):
+        return None
+    loaded = named_checkpoint(run.directory if run else Path(resume), lazily=True)
+    check_identity(loaded, identity(ready.job, inner(ready.step.model), ready.datasets[0][0]))
+    check_device(loaded, ready.choices)
+    return loaded
 
 
 def _chosen(job: Job, ready: Ready, world: World) -> list[Choice]:
