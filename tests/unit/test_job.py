@@ -65,6 +65,7 @@ def test_the_schema_describes_every_key() -> None:
         ({"task": {"augment": {"flp": 1}}}, "unknown key task.augment.flp", "task.augment.flip", "rename"),
         ({"qqqqqqqqqq": 1}, "unknown key qqqqqqqqqq", "no key has a name like it", "schema"),
         ({"data": {"batch_size": 2}}, "data.train is missing", "no default", "--set data.train="),
+        ({"data": {"trian": "a"}}, "unknown key data.trian", "data.train", "rename it to data.train"),
         ({"data": {"train": "a", "batch_size": 0}}, "data.batch_size = 0", "greater than 0", "samples a batch"),
         ({"train": {"epochs": "many"}}, 'train.epochs = "many"', "valid integer", "passes over"),
         ({"checkpoint": {"every": "7 foos"}}, 'checkpoint.every = "7 foos"', "amount and a unit", "1 epoch"),

@@ -98,7 +98,9 @@ _UNSHOWN = "storage.client_key"
 
 def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputError:
     """The first thing that is wrong, in words of the file."""
-    first = error.errors()[0]
+    found = error.errors()
+    unknown = [one for one in found if one["type"] == "extra_forbidden"]
+    first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]  # it may be what is missing, mistyped
     location = [str(part) for part in first["loc"] if part not in ("images", "tokens", "custom")]
     key = ".".join(location)
     task = raw.get("task")
