@@ -200,6 +200,7 @@ class Loop:
         try:
             yield
         finally:
+            self._parts.heart.enter("ending")  # also after an error in a step, which is not to be ended as a hang
             with self._parts.heart.working():
                 self._checkpointer.close()
 
