@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from hotloop.core.errors import HotloopError
 from hotloop.train.early_update import EarlyUpdate
+from hotloop.train.local_update import LocalUpdate
 
 WINDOWS = 5
 
@@ -97,6 +98,10 @@ def test_they_learn_the_same_and_nothing_is_left_for_the_end() -> None:
     assert left == [8, 8, 0, 0, 0], "in the first windows it is only seen that gradients come once"
 
 
+def as_plain(tree: Any) -> list[Any]:
+    return [one.full_tensor() if isinstance(one, DTensor) else one for one in tree_flatten(tree)[0]]
+
+
 OPTIMIZERS: list[Callable[[nn.Module], Optimizer]] = [
     adamw,
     lambda model: torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True, fused=True),
@@ -127,12 +132,69 @@ def test_what_the_optimizer_remembers_its_settings_and_a_state_that_is_loaded_co
             if window == 2:
                 kept = copy.deepcopy((model.state_dict(), training.optimizer.state_dict()))
             seen += [training.weights(), training.optimizer.state_dict()]
-        return [one.full_tensor() if isinstance(one, DTensor) else one for one in tree_flatten(seen)[0]]
+        return as_plain(seen)
 
     found, expected = states(True), states(False)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def momentum_in_one_group(model: nn.Module) -> Optimizer:
+    weights = list(model.parameters())
+    return torch.optim.SGD([{"params": weights[:3], "momentum": 0.9}, {"params": weights[3:]}], lr=0.1)
+
+
+def clear_all(optimizer: Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def clear_each(optimizer: Optimizer) -> None:
+    for state in optimizer.state.values():
+        state.clear()
+
+
+def replace_moments(optimizer: Optimizer) -> None:
+    for state in optimizer.state.values():
+        state |= {name: torch.zeros_like(value) for name, value in state.items() if name != "step"}
+
+
+def give_momentum(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["momentum"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (adamw, clear_all), (adamw, clear_each), (adamw, replace_moments),
+        (OPTIMIZERS[3], give_momentum), (momentum_in_one_group, give_momentum), (momentum_in_one_group, clear_all),
+    ],
+)  # fmt: skip
+def test_what_a_user_makes_the_optimizer_forget_or_remember_counts(
+    make: Callable[[nn.Module], Optimizer], change: Callable[[Optimizer], None]
+) -> None:
+    def states(early: bool) -> list[Any]:
+        model = divided()
+        training = Training(model, make(model), early)
+        for window in range(WINDOWS + 2):
+            if window == 3:
+                change(training.optimizer)
+            left = training.window()
+        assert left == (0 if early else 8)
+        return as_plain([training.weights(), training.optimizer.state_dict()])
+
+    found, expected = states(True), states(False)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def test_what_updates_a_block_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = list[int](), LocalUpdate._made
+    monkeypatch.setattr(LocalUpdate, "_made", lambda self, found: made.append(1) or make(self, found))
+    assert trained(True)[1][-1] == 0
+    assert len(made) == 4, "three blocks, and what is outside of them"
 
 
 def test_a_block_that_is_left_out_is_not_updated() -> None:

@@ -1,5 +1,6 @@
 """A training that hangs, and that no other process looks after."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 from command import Command
@@ -14,6 +17,7 @@ from ports import free_port
 from runs import paced_job
 
 from hotloop.core.errors import HotloopError
+from hotloop.train import own_watch
 from hotloop.train.heartbeat import Heart
 from hotloop.train.own_watch import OwnWatch
 from hotloop.train.world import ALONE
@@ -104,11 +108,45 @@ def test_steps_signs_and_phases_are_progress() -> None:
     assert looked(watch, 1)
 
 
-def test_after_progress_the_next_hang_is_told_too() -> None:
+def test_a_step_may_take_as_long_as_one_before_it() -> None:
     heart, watch = in_a_step()
     assert len(looked(watch, 2 * LOOKS)) == 1
     heart.beat()
-    assert len(looked(watch, 2 * LOOKS)) == 1
+    assert not looked(watch, 1 + 2 * LOOKS)
+    (told,) = looked(watch, 2 * LOOKS)
+    assert isinstance(told, str)
+    (end,) = looked(watch, 3 * LOOKS)
+    assert isinstance(end, HotloopError)
+
+
+def test_a_limit_shorter_than_a_look_is_one_look() -> None:
+    heart = Heart(ALONE)
+    watch = OwnWatch(heart, 0.1, ends=True)
+    heart.enter("step")
+    heart.step = 5
+    assert not watch.look()
+    assert isinstance(watch.look(), str)
+
+
+@pytest.mark.parametrize("reader", ["has gone", "does not read"])
+def test_where_nobody_reads_what_is_told_it_is_ended_all_the_same(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, end = Queue[int](), threading.Event()
+
+    def write(text: str) -> None:
+        if reader == "has gone":
+            raise BrokenPipeError
+        end.wait()
+
+    heart = Heart(ALONE)
+    heart.enter("step")
+    heart.step = 5
+    monkeypatch.setattr(own_watch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(own_watch, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr(own_watch, "os", SimpleNamespace(_exit=codes.put, path=os.path))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    with OwnWatch(heart, 0.03, ends=True):
+        assert codes.get(timeout=60) == 1
+    end.set()
 
 
 def test_a_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

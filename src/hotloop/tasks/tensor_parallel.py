@@ -8,6 +8,7 @@ Shape suffixes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+from hotloop.tasks.cross_entropy import computed_in
 
 _TOKENS = Shard(1)
 
@@ -38,6 +41,7 @@ class Team:
         """Give each rank its part of the first layer's outputs and of the last one's inputs; both are in `around`."""
         plan = {first: ColwiseParallel(), last: RowwiseParallel(output_layouts=_TOKENS)}
         parallelize_module(around, self.mesh, plan)
+        around.register_forward_pre_hook(_narrowed)
         gathers = PrepareModuleInput(input_layouts=_TOKENS, desired_input_layouts=Replicate())
         parallelize_module(around, self.mesh, gathers)
 
@@ -87,3 +91,9 @@ class Team:
         own = torch.where(count > 0, value, 0.0) * (count / counts)  # the mean of none is NaN
         whole: Tensor = DTensor.from_local(own, self.mesh, [Partial()]).full_tensor()
         return whole
+
+
+def _narrowed(around: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What norms give in float32 under autocast is sent as layers take it, and so is its gradient: half the bytes."""
+    x_BTD, *rest = given
+    return x_BTD.to(computed_in(x_BTD)), *rest

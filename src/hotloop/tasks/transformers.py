@@ -140,14 +140,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attention(_narrowed(self.attention_norm(x_BTD)))
-        result: Tensor = x_BTD + self.feed_forward(_narrowed(self.feed_forward_norm(x_BTD)))
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        result: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
         return result
-
-
-def _narrowed(x_BTD: Tensor) -> Tensor:
-    """As the layer after a norm takes it: ranks that share it send that, and its gradient, in half the bytes."""
-    return x_BTD.to(computed_in(x_BTD))
 
 
 class _RMSNorm(nn.RMSNorm):

@@ -60,7 +60,7 @@ class Heart:
         self.phase = "starting"
         self.step = 0
         self._beats = self._signs = 0
-        self._patient_until = 0.0
+        self._waits: list[float] = []
         self.world = world
         self._publisher: Publisher | None = None
         self._end = threading.Event()
@@ -74,7 +74,7 @@ class Heart:
     @property
     def is_patient(self) -> bool:
         """Whether a disk or a store is waited for, and not for too long yet."""
-        return time.monotonic() < self._patient_until
+        return any(time.monotonic() < until for until in tuple(self._waits))
 
     def beat(self) -> None:
         """Something has been done."""
@@ -97,11 +97,12 @@ class Heart:
     @contextmanager
     def working(self) -> Iterator[None]:
         """What a disk or a store does in this block may take long without a step: that is no hang, up to a limit."""
-        self._patient_until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + PATIENCE_SECONDS
+        self._waits.append(until)
         try:
             yield
         finally:
-            self._patient_until = 0.0
+            self._waits.remove(until)
             self._signs += 1  # no beat: one rank may do more of it than another, and would be taken to be ahead
             if self._publisher:
                 self._publisher.beat(self.step, self.phase)

@@ -7,12 +7,11 @@ after the other, that takes the host 23 ms, and an update of their parts 7 ms (o
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-_Found = tuple[Tensor, dict[str, Any] | None]
+_Found = tuple[Tensor, dict[str, Any]]
 """A weight's part, and what the optimizer remembers of it."""
 
 
@@ -37,51 +36,57 @@ class LocalUpdate:
 
     @property
     def possible(self) -> bool:
-        """Whether the optimizer remembers something of each, which its first step makes; or nothing at all."""
-        remembered = self._optimizer.state
-        return not remembered or all(weight in remembered for weight in self._weights)
+        """Whether the optimizer remembers of each what it has to: its own step makes that."""
+        forgotten = self._forgotten()
+        return all(self._optimizer.state.get(weight) for weight in self._weights if weight not in forgotten)
 
     def step(self) -> None:
         """Update all, each of which has a gradient, and drop those."""
-        with torch.no_grad():  # else what is local has a history
-            found = [(weight.to_local(), self._optimizer.state.get(weight)) for weight in self._weights]
-            if self._own is None or not all(map(_same, found, self._found)):
-                self._own = self._made(found)
-            for group, number in zip(self._own.param_groups, self._groups, strict=True):
-                group.update(_options(self._optimizer.param_groups[number]))
-            for weight, part in zip(self._weights, self._parts, strict=True):
-                assert isinstance(weight.grad, DTensor)
-                part.grad, weight.grad = weight.grad.to_local(), None
-            self._own.step()
-            for part in self._parts:
-                part.grad = None
+        found = [(weight._local_tensor, self._optimizer.state.get(weight, {})) for weight in self._weights]
+        if self._own is None or not all(map(_same, found, self._found)):
+            self._own = self._made(found)
+        for group, number in zip(self._own.param_groups, self._groups, strict=True):
+            group.update(_options(self._optimizer.param_groups[number]))
+        for weight, part in zip(self._weights, self._parts, strict=True):
+            part.grad, weight.grad = _local(weight.grad), None
+        self._own.step()
+        for part in self._parts:
+            part.grad = None
+
+    def _forgotten(self) -> set[Tensor]:
+        """Weights of which nothing is remembered: those of SGD without momentum."""
+        groups = self._optimizer.param_groups if isinstance(self._optimizer, SGD) else []
+        return {weight for group in groups if not group["momentum"] for weight in group["params"]}
 
     def _made(self, found: list[_Found]) -> Optimizer:
         """Another optimizer of the same kind, of what lies here now; a state that is loaded lies elsewhere."""
-        self._found = found
+        self._found = [(local, dict(state)) for local, state in found]
         self._parts = [nn.Parameter(local) for local, _ in found]
         part_of = dict(zip(self._weights, self._parts, strict=True))
         groups = []
         self._groups = []
         for number, group in enumerate(self._optimizer.param_groups):
             if parts := [part_of[weight] for weight in group["params"] if weight in part_of]:
-                groups.append({**group, "params": parts})
+                groups.append({**_options(group), "params": parts})
                 self._groups.append(number)
         kind: Any = type(self._optimizer)
         own: Optimizer = kind(groups)
         for part, (_, state) in zip(self._parts, found, strict=True):
-            if state is not None:
-                own.state[part] = {name: _local(value) for name, value in state.items()}
+            own.state[part] = {name: _local(value) for name, value in state.items()}
         return own
 
 
 def _same(one: _Found, other: _Found) -> bool:
-    return one[0] is other[0] and one[1] is other[1]
+    (local, state), (other_local, other_state) = one, other
+    same = state.keys() == other_state.keys() and all(state[name] is other_state[name] for name in state)
+    return local is other_local and same
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+    options = {name: value for name, value in group.items() if name != "params"}
+    return options if options["fused"] else {**options, "foreach": bool(options["foreach"])}  # as for divided weights
 
 
 def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
+    """Not by to_local(), which since torch 2.14 makes another parameter of a parameter's part at each call."""
+    return value._local_tensor if isinstance(value, DTensor) else value

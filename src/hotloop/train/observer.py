@@ -1,6 +1,7 @@
 """What happens in a training, told to whoever wants to know: the terminal, the run's files, TensorBoard."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from hotloop.core.job import Job
@@ -126,14 +127,21 @@ class Observer:
 
 
 class Observers(Observer):
-    """Tells several."""
+    """Tells several.
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
+    Args:
+        waiting: entered meanwhile: the disk that one of them writes to may take long.
+    """
+
+    def __init__(
+        self, observers: Sequence[Observer], waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self._observers, self._waiting = observers, waiting
 
     def on(self, event: Event) -> None:
-        for observer in self._observers:
-            observer.on(event)
+        with self._waiting():
+            for observer in self._observers:
+                observer.on(event)
 
     def close(self) -> None:
         for observer in self._observers:

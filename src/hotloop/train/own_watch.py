@@ -19,7 +19,8 @@ _FIRST = 3.0
 _ENDS = 3.0
 """Limits until a step that was told is ended. What waits for data, a disk or a store can still be stopped and saved."""
 _TELL_SECONDS = 5.0
-_DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py")
+"""It may be that nobody reads what is printed."""
+_DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py", "code.py", "interactiveshell.py")
 
 
 class OwnWatch:
@@ -31,7 +32,7 @@ class OwnWatch:
     Args:
         limit_seconds: without progress, after which it tells where all threads are.
         ends: whether a step without progress for three times as long ends the process with 1; nothing is saved, as
-            nobody knows what the step has changed.
+            nobody knows what the step has changed. A step that took longer before makes both times longer.
     """
 
     def __init__(self, heart: Heart, limit_seconds: float, ends: bool) -> None:
@@ -39,7 +40,8 @@ class OwnWatch:
         self._limit = limit_seconds
         self._ends = ends
         self._seen: tuple[object, ...] = ()
-        self._looks = 0
+        self._in_step = False
+        self._looks = self._longest = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotloop-watch", daemon=True)
 
@@ -57,8 +59,11 @@ class OwnWatch:
         """To be called twice a second: what is to be told, mostly nothing; an error if it is the end."""
         heart = self._heart
         moves = heart.signs_of_life != self._seen or heart.phase == "starting" or heart.is_patient
+        if moves and self._in_step:
+            self._longest = max(self._longest, self._looks)
+        self._in_step = heart.phase == "step"
         self._seen, self._looks = heart.signs_of_life, 0 if moves else self._looks + 1
-        limit = round(self._limit * (1 if heart.step else _FIRST) / _LOOK_SECONDS)
+        limit = max(round(self._limit * (1 if heart.step else _FIRST) / _LOOK_SECONDS), self._longest + 1)
         last = round(_ENDS * limit)
         if self._looks not in (limit, last) or (self._looks == last and not self._may_end) or _is_debugged():
             return ""
@@ -74,7 +79,7 @@ class OwnWatch:
 
     @property
     def _may_end(self) -> bool:
-        return self._ends and self._heart.phase == "step"
+        return self._ends and self._in_step
 
     @property
     def _who(self) -> str:
@@ -93,12 +98,18 @@ class OwnWatch:
             if not (told := self.look()):
                 continue
             is_end = isinstance(told, HotloopError)
-            if is_end:  # it may be that nobody reads what is printed
-                threading.Timer(_TELL_SECONDS, os._exit, (1,)).start()
-            sys.stderr.write(f"{'error' if is_end else 'warning'}: {told}\n")
-            sys.stderr.flush()
+            text = f"{'error' if is_end else 'warning'}: {told}\n"
+            teller = threading.Thread(target=_write, args=(text,), name="hotloop-watch-tells", daemon=True)
+            teller.start()
+            teller.join(_TELL_SECONDS)
             if is_end:
                 os._exit(1)
+
+
+def _write(text: str) -> None:
+    with suppress(OSError, ValueError):  # who read it has gone, or it is closed
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def stacks() -> str:

@@ -104,7 +104,7 @@ def train_job(
             step=ready.step,
             train=train,
             val=val,
-            observer=Observers([*recorders, observer]),
+            observer=Observers([*recorders, observer], waiting=heart.working),
             preemption=preemption,
             identity=identity(ready.job, inner(ready.step.model), ready.datasets[0][0]),
             arithmetic=ready.arithmetic,
