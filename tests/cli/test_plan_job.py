@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import Command
 
@@ -65,12 +66,14 @@ def test_memory_time_and_prices_are_told(hotloop: Command, job: Callable[..., st
 
 
 def test_gpus_that_make_no_whole_teams_are_left_out(hotloop: Command, job: Callable[..., str]) -> None:
-    teams = ("--set", "parallel=tp", "--set", "ranks.tensor=4")
-    words = ("plan", job("teams:Teams"), "--card", "H100", "--prices", "own.csv", *teams)
-    found = json.loads(hotloop(*words, "--gpus", "4", "--json", expect=0).out)
-    assert {one["gpus"] for one in found["ways"]} == {1, 8}, "and the 4 that are asked for"
-    assert [one["gpus"] for one in found["options"]] == [1]
-    hotloop(*words, "--gpus", "2", expect=2)
+    words = ("plan", job("teams:Teams"), "--card", "H100", "--prices", "own.csv", "--set", "ranks.tensor=4")
+    for parallel, others in (("fsdp+tp", {1, 8}), ("tp", {1})):
+        asked = (*words, "--set", f"parallel={parallel}")
+        found = json.loads(hotloop(*asked, "--gpus", "4", "--json", expect=0).out)
+        assert {one["gpus"] for one in found["ways"]} == others, "and the 4 that are asked for"
+        assert [one["gpus"] for one in found["options"]] == [1]
+        assert "2 GPUs in teams of 4" in hotloop(*asked, "--gpus", "2", expect=2).err
+    assert "teams are whole\nfix:   --gpus 4" in hotloop(*asked, "--gpus", "8", expect=2).err
 
 
 def test_a_team_shares_samples(hotloop: Command, job: Callable[..., str]) -> None:
@@ -87,6 +90,32 @@ def test_layers_of_a_model_that_does_not_say_how_are_not_divided(
 ) -> None:
     done = hotloop("plan", job(), "--card", "H100", "--gpus", "4", "--set", f"parallel={parallel}", expect=2)
     assert "does not say how its layers are divided among ranks" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--card", "T4", "--set", "parallel=fsdp"), 'precision = "fp16" does not go with parallel = "fsdp"'),
+        (("--card", "H100", "--set", "ranks.tensor=2"), 'ranks.tensor = 2 does not go with parallel = "auto"'),
+        (("--card", "H100", "--set", "parallel=tp", "--set", "ranks.gradients=bf16"), 'ranks.gradients = "bf16"'),
+    ],
+)
+def test_what_train_refuses_of_several_is_refused(
+    words: tuple[str, ...], said: str, hotloop: Command, job: Callable[..., str]
+) -> None:
+    assert said in hotloop("plan", job("teams:Teams"), "--gpus", "2", *words, expect=2).err
+
+
+def test_layers_that_a_team_cannot_divide_are_not_planned(hotloop: Command, tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.zeros(9 * 17, np.uint16))
+    (tmp_path / "job.toml").write_text(
+        '[task]\nname = "tokens"\ncontext = 16\nvocabulary = 64\n[data]\ntrain = "tokens.npy"\nbatch_size = 2\n'
+        '[model]\nname = "gpt2"\narguments = { layers = 2 }\n'
+    )
+    words = ("plan", "job.toml", "--card", "H100", "--set", "parallel=tp")
+    assert "kv_heads = 12 cannot be divided among 8 ranks" in hotloop(*words, "--gpus", "8", expect=2).err
+    found = json.loads(hotloop(*words, "--gpus", "2", "--json", expect=0).out)
+    assert {one["gpus"] for one in found["ways"]} == {1, 4}, "and the 2 that are asked for"
 
 
 def test_what_train_refuses_of_divided_weights_is_refused_and_left_out(

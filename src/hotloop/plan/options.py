@@ -17,7 +17,7 @@ from hotloop.plan.ways import Ways
 from hotloop.train.resolve import STATE_SHARE
 from hotloop.train.sharded import check_divisible, indivisible
 from hotloop.train.source import DEVICE_SHARE
-from hotloop.train.world import DIVIDED, TENSOR, check_shardable, needs_whole
+from hotloop.train.world import DIVIDED, TENSOR, check_shardable, check_teams, needs_whole, team_size
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Workload:
     arrays: float = 0.0
     scale: float = 1.0
     source: str = "roofline"
+
+    def precision(self, card: Card) -> str:
+        """What the job asks for, or what it has on such a card."""
+        asked = self.job.precision
+        return asked if asked != "auto" else card.precision
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,7 @@ class _Choice:
 
     @property
     def precision(self) -> str:
-        asked = self.work.job.precision
-        return asked if asked != "auto" else self.card.precision
+        return self.work.precision(self.card)
 
     @property
     def way(self) -> Way:
@@ -177,24 +181,20 @@ def priced(work: Workload, setup: Setup, offer: Offer | None) -> Option:
     return Option(setup, offer, seconds, seconds / epochs, total, each, cost(offer.spot if offer else None))
 
 
-def _team(job: Job, gpus: int) -> int:
-    """GPUs that compute each layer together."""
-    tensor = job.ranks.tensor
-    return tensor if isinstance(tensor, int) else (gpus if job.parallel == "tp" else 2)
-
-
 def _choices(work: Workload, ways: Ways, card: Card, gpus: int) -> list[_Choice]:
     """As the job has it; and with blocks recomputed, where that is possible and it did not fit."""
-    asked, kept, size = work.job.parallel, work.job.speed.activations, _team(work.job, gpus)
-    if gpus > 1 and asked in TENSOR and gpus % size:
-        whole = size * max(1, gpus // size)
+    check_teams(work.job)
+    job = work.job.model_copy(update={"precision": work.precision(card)})
+    asked, kept, size = job.parallel, job.speed.activations, team_size(job, gpus)
+    if gpus > 1 and asked in TENSOR and (gpus % size or (asked == "tp" and gpus != size)):
+        whole = size if asked == "tp" else size * max(1, gpus // size)
         raise InputError(f"{gpus} GPUs in teams of {size}", f'parallel = "{asked}": teams are whole', f"--gpus {whole}")
     if asked == "auto":  # as `train` decides
         fits = least_bytes(ways.state, Division()) <= STATE_SHARE * card.memory_bytes
-        asked = "ddp" if fits or indivisible(work.model) or needs_whole(work.job)[0] else "fsdp"
+        asked = "ddp" if fits or indivisible(work.model) or needs_whole(job)[0] else "fsdp"
     if gpus > 1 and asked in DIVIDED:
-        check_shardable(work.job.model_copy(update={"parallel": asked}))
-        check_divisible(work.model, weights=asked != "tp", layers=asked in TENSOR)
+        check_shardable(job.model_copy(update={"parallel": asked}))
+        check_divisible(work.model, weights=asked != "tp", team=size)
     division = {
         "none": Division(), "ddp": Division(gpus), "fsdp": Division(gpus, weights=True),
         "tp": Division(gpus, tensor=size), "fsdp+tp": Division(gpus, weights=True, tensor=size),

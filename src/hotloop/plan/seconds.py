@@ -47,12 +47,11 @@ def step_time(
     update = _seconds(footprint.state.update_costs, card, precision, compiled, False) * division.share / division.tensor
     exchange = exchanged_bytes(footprint, division) / card.link_rate
     hidden = min(exchange, 0.9 * passes) if division.weights else 0.0  # gathered while the block before computes
-    each = passes + within + (exchange - hidden if division.weights else 0.0)
-    total = windows * each + update + (0.0 if division.weights else exchange)
-    total = max(total, windows * _host_seconds(footprint, division, compiled))
+    exchanges = windows if division.weights else 1
+    waits = windows * within + exchanges * (exchange - hidden)
+    total = max(windows * passes + update + waits, windows * _host_seconds(footprint, division, compiled))
     off = reached["uncertainty"]
-    waits = windows * within + exchange - hidden
-    return StepTime(total, (1 - off) * total, (1 + off) * total + hidden * windows, waits)
+    return StepTime(total, (1 - off) * total, (1 + off) * total + windows * hidden, waits)
 
 
 def exchanged_bytes(footprint: Footprint, division: Division) -> float:

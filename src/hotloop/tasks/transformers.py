@@ -188,13 +188,13 @@ class Decoder(nn.Module):
         self._context = context
         self._team: Team | None = None
 
-    def divide(self, mesh: DeviceMesh) -> None:
-        """Let the ranks of a mesh compute each layer together; this one keeps its part.
+    def check_team(self, number: int) -> None:
+        """Refuse to be divided among so many ranks.
 
         Raises:
             InputError: something cannot be divided by their number.
         """
-        shape, number = self._shape, mesh.size()
+        shape = self._shape
         hidden = _gate_groups(shape) if shape.llama else shape.hidden
         sizes = {"kv_heads": shape.kv_heads, "width": shape.width, "hidden": hidden, "context": self._context}
         for name, size in sizes.items():
@@ -203,6 +203,15 @@ class Decoder(nn.Module):
                     f"{name} = {size} cannot be divided among {number} ranks", "each computes its part of every layer",
                     f"--set ranks.tensor={math.gcd(*sizes.values())}",
                 )  # fmt: skip
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Let the ranks of a mesh compute each layer together; this one keeps its part.
+
+        Raises:
+            InputError: as `check_team`.
+        """
+        shape = self._shape
+        self.check_team(mesh.size())
         team = self._team = Team(mesh)
         team.divide_embedding(self.embedding)
         if self.positions is not None:

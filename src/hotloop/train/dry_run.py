@@ -13,7 +13,7 @@ from hotloop.train.ranks import inner
 from hotloop.train.resolve import Choice, choose_parallel
 from hotloop.train.resume import check_device, check_identity, identity
 from hotloop.train.sharded import check_divisible
-from hotloop.train.world import DIVIDED, TENSOR, World, check_shardable, check_share, in_teams
+from hotloop.train.world import DIVIDED, World, check_shardable, check_share, in_teams
 
 
 def inspect_job(job: Job, machine: Machine, processes: int = 1, resume: str = "auto") -> dict[str, Any]:
@@ -78,5 +78,5 @@ def _chosen(job: Job, ready: Ready, world: World) -> list[Choice]:
     several, taken = choose_parallel(asked, ready.step.model, world)
     if several.parallel in DIVIDED:
         check_shardable(several)
-        check_divisible(ready.step.model, weights="fsdp" in several.parallel, layers=several.parallel in TENSOR)
+        check_divisible(ready.step.model, weights="fsdp" in several.parallel, team=world.tensor)
     return [choice for choice in ready.choices if choice.key not in ("parallel", "speed.graph")] + taken

@@ -1,5 +1,6 @@
 """Models that are divided among ranks: layers (tensor parallel), weights (FSDP2), or both; their states, whole."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
     Raises:
         InputError: the model cannot be divided so.
     """
-    check_divisible(model, weights=types is not None, layers=layers)
+    check_divisible(model, weights=types is not None, team=mesh["tensor"].size() if layers else 1)
     if layers:
         divide_layers: Any = model.divide
         divide_layers(mesh["tensor"])
@@ -59,14 +60,17 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
         _shard(model, mesh["data"], types)
 
 
-def check_divisible(model: nn.Module, weights: bool, layers: bool) -> None:
-    """Raise InputError if a model's weights, or its layers, cannot be divided among ranks."""
-    if layers and not hasattr(model, "divide"):
+def check_divisible(model: nn.Module, weights: bool, team: int) -> None:
+    """Raise InputError if a model's weights cannot be divided among ranks, or its layers among so many."""
+    if team > 1 and not hasattr(model, "divide"):
         raise InputError(
             f"{type(model).__name__} does not say how its layers are divided among ranks",
             "a model with tensor-parallel layers has a method divide(mesh)",
             "--set parallel=fsdp --set ranks.tensor=auto",
         )
+    check_team: Callable[[int], None] | None = getattr(model, "check_team", None)
+    if team > 1 and check_team:
+        check_team(team)
     if weights and (found := indivisible(model)):
         raise InputError(f'parallel = "fsdp": the model has {found}', "they cannot be divided", "--set parallel=ddp")
 

@@ -270,7 +270,7 @@ def processes_for(job: Job, nodes: int = 1) -> int:
     """
     gpus = torch.cuda.device_count() if job.device != "cpu" else 0
     asked = job.ranks.processes
-    _check_teams(job)
+    check_teams(job)
     if job.parallel == "none" and nodes > 1:
         raise InputError(
             f'parallel = "none" does not go with {nodes} machines', "one process trains alone", "--set parallel=auto"
@@ -292,7 +292,7 @@ def processes_for(job: Job, nodes: int = 1) -> int:
     return asked
 
 
-def _check_teams(job: Job) -> None:
+def check_teams(job: Job) -> None:
     """Raise InputError for settings of layers that several compute where none does, or the other way round."""
     layers = job.parallel in TENSOR
     if job.ranks.tensor != "auto" and not layers:
