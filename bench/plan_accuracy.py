@@ -104,6 +104,8 @@ def grid() -> list[Case]:
         Case("gpt2", 32, context=1024, gpus=2, parallel="ddp"),
         replace(llama, gpus=2, parallel="fsdp", batch=4),
         replace(llama, gpus=2, parallel="fsdp", batch=4, compiled=False),
+        replace(llama, gpus=2, parallel="fsdp"),
+        replace(llama, gpus=2, parallel="tp", batch=4),
         large,
         replace(large, batch=4, activations="blocks"),
         replace(llama, gpus=4, parallel="fsdp+tp", batch=4),
