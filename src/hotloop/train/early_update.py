@@ -74,7 +74,7 @@ class EarlyUpdate:
         if self._left or self._hindered or not self._came.issuperset(update.weights) or not update.possible:
             return
         update.step()
-        self._updated |= set(update.weights)
+        self._updated |= update.weights
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

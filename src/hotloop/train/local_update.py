@@ -23,7 +23,7 @@ class LocalUpdate:
         weights: divided ones, of it.
 
     Attributes:
-        weights: of them.
+        weights: those that it changes.
     """
 
     def __init__(self, optimizer: Optimizer, weights: Sequence[DTensor]) -> None:
@@ -37,8 +37,8 @@ class LocalUpdate:
     @property
     def possible(self) -> bool:
         """Whether the optimizer remembers of each what it has to: its own step makes that."""
-        forgotten = self._forgotten()
-        return all(self._optimizer.state.get(weight) for weight in self._weights if weight not in forgotten)
+        stateless = self._stateless()
+        return all(self._optimizer.state.get(weight) for weight in self._weights if weight not in stateless)
 
     def step(self) -> None:
         """Update all, each of which has a gradient, and drop those."""
@@ -53,7 +53,7 @@ class LocalUpdate:
         for part in self._parts:
             part.grad = None
 
-    def _forgotten(self) -> set[Tensor]:
+    def _stateless(self) -> set[Tensor]:
         """Weights of which nothing is remembered: those of SGD without momentum."""
         groups = self._optimizer.param_groups if isinstance(self._optimizer, SGD) else []
         return {weight for group in groups if not group["momentum"] for weight in group["params"]}

@@ -80,9 +80,7 @@ def train_job(
         HotloopError: the training failed; the run's result says so too.
     """
     with closing(observer), ExitStack() as stack:
-        heart = stack.enter_context(Heart(world))
-        if not world.folder:  # no process of ours looks after this one
-            stack.enter_context(OwnWatch(heart, job.ranks.timeout.amount, ends=last))
+        heart = _watched_heart(job, world, stack, last)
         job, resume = _started_again(job, resume, world)
         world = in_teams(world, job)
         preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
@@ -115,6 +113,13 @@ def train_job(
             preparation=_preparation(ready, train, world),
         )
         return run, _Training(parts, machine, ready.choices).run(named)
+
+
+def _watched_heart(job: Job, world: World, stack: ExitStack, last: bool) -> Heart:
+    heart = stack.enter_context(Heart(world))
+    if not world.folder:  # no process of ours looks after this one
+        stack.enter_context(OwnWatch(heart, job.ranks.timeout.amount, ends=last))
+    return heart
 
 
 def _preparation(ready: Ready, train: Source, world: World) -> Preparation:
