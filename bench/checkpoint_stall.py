@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
-from record import Figure, add_device, publish, record_so_far
+from record import Figure, add_device, of_ranks, publish, record_so_far
 from training import Records, of_event, train_until
 
 _MOST_SECONDS = 500.0
@@ -140,7 +140,7 @@ def main() -> None:
         last = max((one["step"] for one in of_event(records, "step")), default=0)
         if last // sizes.every > len(seen):  # another window is whole
             seen.append(last)
-            record_so_far("checkpoint_stall", content(sizes, records), sizes.device)
+            record_so_far(of_ranks("checkpoint_stall", sizes.ranks), content(sizes, records), sizes.device)
         return bool(last >= sizes.steps)
 
     with tempfile.TemporaryDirectory(dir=arguments.folder, ignore_cleanup_errors=True) as name:
@@ -149,7 +149,7 @@ def main() -> None:
         file.write_text(tomli_w.dumps(job_of(sizes, folder)))
         records = train_until(file, folder / "run" / "metrics.jsonl", enough, _MOST_SECONDS)
     if sizes.device == "cuda":
-        publish("checkpoint_stall", content(sizes, records), arguments.json)
+        publish(of_ranks("checkpoint_stall", sizes.ranks), content(sizes, records), arguments.json)
     else:
         print(json.dumps(content(sizes, records)))
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
-from record import Figure, add_device, publish, record_so_far
+from record import Figure, add_device, of_ranks, publish, record_so_far
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
@@ -213,13 +213,13 @@ def main() -> None:
             file = folder / f"by-hand-{number}.json"
             multiprocessing.spawn(by_hand, (sizes, 29_600 + number, str(file)), nprocs=sizes.ranks)
             rates["by_hand"] += json.loads(file.read_text())
-            record_so_far("llama", content(sizes, rates), sizes.device)
+            record_so_far(of_ranks("llama", sizes.ranks), content(sizes, rates), sizes.device)
             for name, precision in kinds.items():
                 rates[name] += trained(sizes, folder, number, precision)
                 print(rates, file=sys.stderr, flush=True)
-                record_so_far("llama", content(sizes, rates), sizes.device)
+                record_so_far(of_ranks("llama", sizes.ranks), content(sizes, rates), sizes.device)
     if sizes.device == "cuda":
-        publish("llama", content(sizes, rates), arguments.json)
+        publish(of_ranks("llama", sizes.ranks), content(sizes, rates), arguments.json)
     else:
         print(json.dumps(content(sizes, rates)))
 

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -68,6 +69,11 @@ def add_device(parser: argparse.ArgumentParser, for_cpus: bool = False) -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if found else "cpu")
 
 
+def of_ranks(bench: str, ranks: int) -> str:
+    """A record's name: the bench's own for four GPUs, as its goals say; fewer or more do not write over that."""
+    return bench if ranks == 4 else f"{bench}_{ranks}_gpus"
+
+
 def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """Write `results/NAME.json`: the content with machine, versions, date and command."""
     machine = asdict(read_machine())
@@ -75,7 +81,7 @@ def record(name: str, content: dict[str, Any]) -> dict[str, Any]:
     whole = {
         "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
         "source_sha256": source(),
         "machine": {**machine, "processor": processor()},

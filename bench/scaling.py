@@ -30,7 +30,7 @@ from contenders import Image, hand_written, measure
 from neighbours import neighbours
 from photographs import make_photographs
 from places import Place, places
-from record import Figure, add_device, publish, record_so_far
+from record import Figure, add_device, of_ranks, publish, record_so_far
 from step import resnet
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
@@ -197,11 +197,11 @@ def main() -> None:
                 for contender, found in figures().items():
                     speeds.setdefault(contender, []).extend(found)
                     print(f"round {number + 1}, {contender}: {[round(speed) for speed in found]}", file=sys.stderr)
-                    record_so_far("scaling", content(sizes, speeds), sizes.device)
+                    record_so_far(of_ranks("scaling", sizes.ranks), content(sizes, speeds), sizes.device)
         if "by hand" not in arguments.without:
             for ranks in (1, sizes.ranks):
                 speeds[f"{ranks}, by hand"] = by_hand(sizes, ranks, 3 * arguments.rounds, folder)
-                record_so_far("scaling", content(sizes, speeds), sizes.device)
+                record_so_far(of_ranks("scaling", sizes.ranks), content(sizes, speeds), sizes.device)
     publish_or_print(content(sizes, speeds), arguments)
 
 
@@ -236,7 +236,7 @@ def content(sizes: Sizes, speeds: Epochs) -> dict[str, Any]:
 
 def publish_or_print(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda":
-        publish("scaling", found, arguments.json)
+        publish(of_ranks("scaling", found["ranks"]), found, arguments.json)
     else:
         print(json.dumps(found))
 
