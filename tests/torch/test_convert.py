@@ -68,6 +68,29 @@ def test_a_full_disk_is_told(newest: Loaded, tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    newest: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.safetensors"
+    out.write_text("mine")
+    convert(newest, tmp_path / "same.safetensors")
+    size = (tmp_path / "same.safetensors").stat().st_size
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(convert_module, "_bytes_of", lambda tensor: pytest.fail("it was begun"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=size - 1))
+    with pytest.raises(InputError, match=rf"out.safetensors has no room\n.*{size} B, and {size - 1} B are free"):
+        convert(newest, out, replace=True)
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights"])
+def test_a_name_of_another_format_is_refused_with_one_that_works(newest: Loaded, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="is no name for them") as told:
+        convert(newest, tmp_path / name)
+    assert told.value.fix.endswith(f"{newest.path} {tmp_path}/weights.safetensors")
+    assert not (tmp_path / name).exists()
+
+
 def test_a_place_that_cannot_be_written_to_is_told_without_temporary_names(newest: Loaded, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out, cause, fix in (

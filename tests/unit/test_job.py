@@ -78,6 +78,8 @@ def test_the_schema_describes_every_key() -> None:
         ({"schedule": {"every": "5 min"}}, 'schedule.every = "5 min"', "is a time", "30 epochs"),
         ({"ranks": {"timeout": "2 steps"}}, 'ranks.timeout = "2 steps"', "is no time", "600 s"),
         ({"checkpoint": {"interruption": "2 epochs"}}, 'interruption = "2 epochs"', "is no time", "expected between"),
+        ({"ranks": {"timeout": "ten"}}, 'ranks.timeout = "ten"', 'unit: "90 s", "5 min" or "2 h"', "600 s"),
+        ({"schedule": {"every": "often"}}, 'every = "often"', 'unit: "500 steps" or "1 epoch"', "30 epochs"),
         ({"task": {"name": "tokens", "vocabulary": 1}}, "task.vocabulary = 1", "greater than", "50304"),
     ],
 )

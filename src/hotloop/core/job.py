@@ -37,31 +37,35 @@ FORMAT = 1
 
 
 def _interval(value: object) -> object:
-    if value == "auto" or isinstance(value, Interval):
-        return value
-    return Interval.parse(str(value))
+    return value if value == "auto" or isinstance(value, Interval) else Interval.parse(str(value))
 
 
-_IntervalSchema = WithJsonSchema({"type": "string", "examples": ["100 steps", "1 epoch", "30 s", "auto"]})
-IntervalText = Annotated[Interval, BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
-AutoInterval = Annotated[Interval | Literal["auto"], BeforeValidator(_interval), PlainSerializer(str), _IntervalSchema]
-Auto = Literal["auto"]
-
-
-def _in_seconds(interval: Interval) -> Interval:
+def _in_seconds(value: object) -> Interval:
+    interval = value if isinstance(value, Interval) else Interval.parse(str(value), _TIMES)
     if interval.unit != "seconds":
-        raise ValueError(f'{interval} is no time; write "90 s", "5 min" or "2 h"')
+        raise ValueError(f"{interval} is no time; write {_TIMES}")
     return interval
 
 
-def _in_steps(interval: Interval) -> Interval:
+def _in_steps(value: object) -> Interval:
+    interval = value if isinstance(value, Interval) else Interval.parse(str(value), _STEPS)
     if interval.unit == "seconds":
-        raise ValueError(f'{interval} is a time; schedules go by "500 steps" or "1 epoch"')
+        raise ValueError(f"{interval} is a time; schedules go by {_STEPS}")
     return interval
 
 
-TimeText = Annotated[IntervalText, AfterValidator(_in_seconds)]
-StepsText = Annotated[IntervalText, AfterValidator(_in_steps)]
+def _like(*examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": list(examples)})
+
+
+_TIMES, _STEPS = '"90 s", "5 min" or "2 h"', '"500 steps" or "1 epoch"'
+TimeText = Annotated[Interval, BeforeValidator(_in_seconds), PlainSerializer(str), _like("90 s", "5 min", "2 h")]
+StepsText = Annotated[Interval, BeforeValidator(_in_steps), PlainSerializer(str), _like("500 steps", "1 epoch")]
+AutoInterval = Annotated[
+    Interval | Literal["auto"], BeforeValidator(_interval), PlainSerializer(str),
+    _like("100 steps", "1 epoch", "30 s", "auto"),
+]  # fmt: skip
+Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(strict=True, gt=0)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -14,6 +14,7 @@ runs/digits-20261121-093000/
 ```
 """
 
+import errno
 import json
 import math
 import os
@@ -264,14 +265,7 @@ def open_run(job: Job, now: datetime) -> Run:
     directory = Path(job.run.dir) if job.run.dir else _unused(root / f"{job.name}-{now:%Y%m%d-%H%M%S}")
     run = Run(directory.absolute())
     try:
-        held = [] if run.exists or not run.directory.is_dir() else sorted(os.listdir(run.directory))
-        strangers = [name for name in held if not _OF_A_START.fullmatch(name)]
-        if strangers:
-            raise InputError(
-                f"{run.directory} is not empty and no run",
-                f"it holds {', '.join(strangers[:5])}{', ...' if len(strangers) > 5 else ''}",
-                "choose a new folder: --set run.dir=runs/NAME",
-            )
+        _refuse_strangers(run)
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         write_atomic(run.directory / ".writable", "")
         (run.directory / ".writable").unlink()
@@ -280,6 +274,35 @@ def open_run(job: Job, now: datetime) -> Run:
     except OSError as error:
         raise cannot_write(run.directory, error, InputError) from None
     return run
+
+
+def require_place(job: Job) -> None:
+    """Refuse what `open_run` would refuse, as far as that shows before anything is made.
+
+    Raises:
+        InputError: as `open_run`.
+    """
+    directory = Path(job.run.dir or job.run.root).absolute()
+    try:
+        if job.run.dir:
+            _refuse_strangers(Run(directory))
+        nearest = next(place for place in (directory, *directory.parents) if place.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(nearest, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise cannot_write(directory, error, InputError) from None
+
+
+def _refuse_strangers(run: Run) -> None:
+    held = [] if run.exists or not run.directory.is_dir() else sorted(os.listdir(run.directory))
+    if strangers := [name for name in held if not _OF_A_START.fullmatch(name)]:
+        raise InputError(
+            f"{run.directory} is not empty and no run",
+            f"it holds {', '.join(strangers[:5])}{', ...' if len(strangers) > 5 else ''}",
+            "choose a new folder: --set run.dir=runs/NAME",
+        )
 
 
 def list_runs(root: Path) -> list[Run]:

@@ -27,8 +27,11 @@ class Interval:
     unit: Unit
 
     @classmethod
-    def parse(cls, text: str) -> "Interval":
+    def parse(cls, text: str, like: str = '"7 steps", "1 epoch", "30 s", "5 min" or "2 h"') -> "Interval":
         """Read "7 steps", "1 epoch", "30 s", "5 min" or "2 h".
+
+        Args:
+            like: examples for the error, of what is taken where this is read.
 
         Raises:
             ValueError: the text is none of these, the amount is zero, or steps or epochs are not whole.
@@ -37,7 +40,7 @@ class Interval:
         word = match[2] if match else ""
         known = _UNITS.get(word) or _UNITS.get(word.removesuffix("s"))
         if match is None or known is None:
-            raise ValueError('write an amount and a unit: "7 steps", "1 epoch", "30 s", "5 min" or "2 h"')
+            raise ValueError(f"write an amount and a unit: {like}")
         unit, factor = known
         amount = float(match[1]) * factor
         if amount <= 0:

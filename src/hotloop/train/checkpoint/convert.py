@@ -1,6 +1,7 @@
 """A checkpoint's weights as one safetensors file, which any framework reads without running code."""
 
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from torch import Tensor
 
 from hotloop.core.errors import InputError, cannot_write
 from hotloop.core.files import atomic, require_writable
+from hotloop.core.units import format_bytes
 from hotloop.train.checkpoint.checkpointer import Loaded
 from hotloop.train.checkpoint.parts import StoredTensor, file_header
 
 MODEL, AVERAGED, ALL = "model", "averaged", "all"
+_SUFFIX = ".safetensors"
+"""Programs go by the name's end: one that ends in .pt they read with torch.load."""
 
 
 def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = False) -> int:
@@ -32,7 +36,7 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
 
     Raises:
         InputError: the checkpoint has no such weights or the format no such type, or the file is there already or
-            cannot be there.
+            cannot be there, or the disk has no room for it.
     """
     require_place(loaded.path, out, replace)
     chosen = dict(_chosen(loaded, weights))
@@ -45,6 +49,7 @@ def convert(loaded: Loaded, out: Path, weights: str = MODEL, replace: bool = Fal
     except KeyError as error:
         cause = f"{loaded.path} has tensors of that type"
         raise InputError(f"safetensors files hold no {error}", cause, f"--weights {MODEL}") from None
+    _require_room(out, len(header) + sum(one.dtype.itemsize * one.shape.numel() for _, one in tensors))
     try:
         with atomic(out) as file:
             file.write(header)
@@ -62,14 +67,28 @@ def require_place(path: Path | str, out: Path, replace: bool) -> None:
         path: what is converted.
 
     Raises:
-        InputError: the file is there already, or cannot be there.
+        InputError: the file is there already, cannot be there, or has a name of another format.
     """
+    if out.suffix != _SUFFIX:
+        better = shlex.quote(str(out.with_suffix(_SUFFIX)))
+        cause = f"weights are written as safetensors, and programs take a file for what its name ends in, {_SUFFIX}"
+        raise InputError(f"{out} is no name for them", cause, f"{_command(path)} {better}")
     if not out.parent.exists():
         make = f"mkdir -p {shlex.quote(str(out.parent))}"
         raise InputError(f"{out} cannot be written", f"there is no folder {out.parent}", make)
     if out.exists() and not replace:
         raise InputError(f"{out} is there already", "it is not written over unasked", "--force, or another name")
-    require_writable(out, f"hotloop checkpoint convert {shlex.quote(str(path))}")
+    require_writable(out, _command(path))
+
+
+def _command(path: Path | str) -> str:
+    return f"hotloop checkpoint convert {shlex.quote(str(path))}"
+
+
+def _require_room(out: Path, size_bytes: int) -> None:
+    if (free := shutil.disk_usage(out.parent).free) < size_bytes:
+        cause = f"it takes {format_bytes(size_bytes)}, and {format_bytes(free)} are free in {out.parent.absolute()}"
+        raise InputError(f"{out} has no room", cause, "free some space, or name another OUT")
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
