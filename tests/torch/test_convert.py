@@ -83,11 +83,13 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     assert out.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "weights"])
-def test_a_name_of_another_format_is_refused_with_one_that_works(newest: Loaded, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "better"), [("model.pt", "model"), ("model", "model"), ("llama-3.2", "llama-3.2")])
+def test_a_name_of_another_format_is_refused_with_one_that_works(
+    newest: Loaded, tmp_path: Path, name: str, better: str
+) -> None:  # fmt: skip
     with pytest.raises(InputError, match="is no name for them") as told:
         convert(newest, tmp_path / name)
-    assert told.value.fix.endswith(f"{newest.path} {tmp_path}/weights.safetensors")
+    assert told.value.fix.endswith(f"{newest.path} {tmp_path}/{better}.safetensors")
     assert not (tmp_path / name).exists()
 
 

@@ -70,7 +70,8 @@ def require_place(path: Path | str, out: Path, replace: bool) -> None:
         InputError: the file is there already, cannot be there, or has a name of another format.
     """
     if out.suffix != _SUFFIX:
-        better = shlex.quote(str(out.with_suffix(_SUFFIX)))
+        stem = out.stem if out.suffix[1:].isalpha() else out.name  # llama-3.2 is a name
+        better = shlex.quote(str(out.with_name(f"{stem}{_SUFFIX}")))
         cause = f"weights are written as safetensors, and programs take a file for what its name ends in, {_SUFFIX}"
         raise InputError(f"{out} is no name for them", cause, f"{_command(path)} {better}")
     if not out.parent.exists():
