@@ -12,7 +12,7 @@ from hotloop.core.errors import InputError
 from hotloop.core.job import Job
 from hotloop.core.job_file import parse_job
 from hotloop.core.machine import read_machine
-from hotloop.core.run import Result, Run, find_run, list_runs, open_run, require_place
+from hotloop.core.run import Result, Run, find_run, list_runs, open_run, require_run_place
 
 NOW = datetime(2026, 11, 21, 9, 30)
 
@@ -64,14 +64,14 @@ def test_a_place_is_refused_before_anything_is_made_as_a_start_refuses_it(tmp_pa
     (tmp_path / "others").mkdir()
     (tmp_path / "others/thesis.tex").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    require_place(job(tmp_path))
-    require_place(job(tmp_path / "new/root"))
-    require_place(job(tmp_path, dir=str(tmp_path / "new/run")))
+    require_run_place(job(tmp_path))
+    require_run_place(job(tmp_path / "new/root"))
+    require_run_place(job(tmp_path, dir=str(tmp_path / "new/run")))
     assert sorted(tmp_path.rglob("*")) == before
     for place in ("file", "file/run", "others"):
         asked = job(tmp_path, dir=str(tmp_path / place))
         with pytest.raises(InputError) as early:
-            require_place(asked)
+            require_run_place(asked)
         with pytest.raises(InputError) as late:
             open_run(asked, NOW)
         assert (early.value.what, early.value.fix) == (late.value.what, late.value.fix)

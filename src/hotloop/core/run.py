@@ -276,7 +276,7 @@ def open_run(job: Job, now: datetime) -> Run:
     return run
 
 
-def require_place(job: Job) -> None:
+def require_run_place(job: Job) -> None:
     """Refuse what `open_run` would refuse, as far as that shows before anything is made.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
-from hotloop.core.run import Run, require_place
+from hotloop.core.run import Run, require_run_place
 from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint, newest_path
 from hotloop.train.prepare import Ready, check_last_batch, count_parameters, count_steps, prepare
 from hotloop.train.ranks import inner
@@ -27,7 +27,7 @@ def inspect_job(job: Job, machine: Machine, processes: int = 1, resume: str = "a
         InputError: as `train_job`.
         CheckpointError: what is to be continued cannot be read.
     """
-    require_place(job)
+    require_run_place(job)
     world = in_teams(World(size=processes, local_size=processes), job)
     check_share(job, world.data_size)
     ready = prepare(job, replace(machine, cpus=max(1, machine.cpus // processes)), lambda text: None)
