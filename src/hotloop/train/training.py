@@ -69,7 +69,7 @@ def train_job(
         now: names a new run; the current time without it.
         world: the processes that train together; each calls this with the same job, and the first one writes the run.
         stop_file: of what has launched the run: once it exists, the run saves and stops, as what it holds asks.
-        last: the process only ends after this, with its code: later signals are ignored, and a step that hangs is ended.
+        last: the process only ends after this, with its code; later signals are ignored, a step that hangs is ended.
 
     Returns:
         The run and its result, "finished" or "preempted".
