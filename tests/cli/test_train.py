@@ -70,7 +70,7 @@ def test_a_notice_that_is_there_already_stops_before_a_step(hotloop: Command, jo
     notice.touch()
     stopped = hotloop(*noticed, expect=75)
     assert "preempted after 0 steps" in stopped.out
-    assert "stopped before its first step, as notice is there asked" in stopped.out
+    assert "stopped before its first step, as the file notice asked" in stopped.out
     assert json.loads((run / "result.json").read_text())["status"] == "preempted"
     assert not list(run.glob("checkpoints/epoch-*"))
     notice.unlink()
@@ -81,7 +81,7 @@ def test_a_notice_that_is_there_already_stops_before_a_step(hotloop: Command, jo
     assert "preempted after 4 steps" in stopped.out
     assert sorted(run.glob("checkpoints/epoch-*")) == saved
     named = ["--set", "run.dir=other", "--resume", "run"]
-    assert "saved, as notice is there asked" in hotloop(*noticed, *named, expect=75).out
+    assert "saved, as the file notice asked" in hotloop(*noticed, *named, expect=75).out
     assert [path.name for path in (job.parent / "other/checkpoints").glob("epoch-*")] == [path.name for path in saved]
     notice.unlink()
     assert "finished after 8 steps" in hotloop(*noticed, expect=0).out

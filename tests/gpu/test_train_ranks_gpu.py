@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from runs import EARLY, SMALL_JOB, TOKENS_JOB, losses, rank_of, read_until, started
+from runs import CLIPPED, EARLY, SMALL_JOB, TOKENS_JOB, losses, rank_of, read_until, started
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -68,6 +68,7 @@ def test_a_rank_that_is_killed_is_started_again(job: Path) -> None:
         ("fsdp", []),
         ("fsdp", EARLY),
         ("tp", []),
+        ("tp", CLIPPED),
         ("fsdp+tp", []),
         ("fsdp+tp", EARLY),
     ],

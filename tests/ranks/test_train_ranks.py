@@ -17,6 +17,7 @@ import torch
 from command import Command
 from exporter import exporter
 from runs import (
+    CLIPPED,
     EARLY,
     SUPPORT,
     TOKENS_JOB,
@@ -327,14 +328,29 @@ def test_a_rank_that_hangs_is_named_with_its_stack(hotloop: Command, job: Path) 
 
 
 @pytest.mark.slow
-def test_all_stop_for_the_reason_that_one_has_heard(job: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_all_stop_for_the_reason_that_one_has_heard(job: Path, number: signal.Signals) -> None:
     with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
         read_until(child, "step")
-        os.kill(rank_of(child.pid, 1), signal.SIGUSR1)
+        os.kill(rank_of(child.pid, 1), number)
         out, err = child.communicate(timeout=60)
     assert child.returncode == 75, err
-    assert "saved, as SIGUSR1 asked" in out
-    assert json.loads((job.parent / "run/result.json").read_text())["stopped_by"] == "SIGUSR1"
+    assert f"saved, as {number.name} asked" in out
+    assert json.loads((job.parent / "run/result.json").read_text())["stopped_by"] == number.name
+
+
+def test_a_loss_before_the_first_save_is_told_as_such(job: Path) -> None:
+    options = [*TWO, "--set", "run.dir=run", "--set", "train.epochs=200", "--set", "checkpoint.every=200 epochs"]
+    with started(job.parent, *options) as child:
+        read_until(child, "step")
+        os.kill(rank_of(child.pid, 1), signal.SIGKILL)
+        read_until(
+            child, "hotloop: rank 1 was ended by SIGKILL; starting all again from the beginning, as nothing is saved"
+        )
+        read_until(child, "step")
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
 
 
 @pytest.mark.slow
@@ -559,7 +575,9 @@ LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4",
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parallel", "processes", "more"), [("tp", 2, []), ("fsdp+tp", 4, LLAMA)])
+@pytest.mark.parametrize(
+    ("parallel", "processes", "more"), [("tp", 2, []), ("tp", 2, CLIPPED), ("fsdp+tp", 4, [*LLAMA, *CLIPPED])]
+)
 def test_layers_of_several_ranks_train_the_same(
     hotloop: Command, text: Path, parallel: str, processes: int, more: list[str]
 ) -> None:
@@ -636,14 +654,17 @@ def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path)
     together = ["--set", "parallel=tp", "--set", "ranks.processes=3"]
     done = hotloop("train", "job.toml", *together, expect=2)
     assert "kv_heads = 2 cannot be divided among 3 ranks" in done.err
+    assert 'with parallel = "tp" --set ranks.processes=2' in done.err
     assert done.err.count("error: ") == 1
     done = hotloop("train", "job.toml", "--set", "parallel=fsdp+tp", "--set", "ranks.processes=3", expect=2)
     assert "3 processes cannot compute layers together by 2" in done.err
     assert "--set ranks.processes=2" in done.err
     done = hotloop("train", "job.toml", *together, "--set", "ranks.tensor=2", expect=2)
     assert "--set ranks.processes=2" in done.err
-    done = hotloop("train", "job.toml", *together, "--set", "ranks.tensor=4", expect=2)
-    assert "--set ranks.tensor=auto" in done.err
+    for tensor in (1, 4):
+        done = hotloop("train", "job.toml", *together, "--set", f"ranks.tensor={tensor}", expect=2)
+        assert f"3 processes cannot compute layers together by {tensor}" in done.err
+        assert "--set ranks.tensor=auto" in done.err
 
 
 @pytest.mark.slow

@@ -78,6 +78,8 @@ report = false
 """
 EARLY = ["--set", "train.clip_norm=0", "--set", "schedule.warmup=8 steps"]
 """What lets `fsdp` update weights during backward, and a learning rate that is another one in each step."""
+CLIPPED = ["--set", "optimizer.name=sgd", "--set", "optimizer.learning_rate=1", "--set", "train.clip_norm=0.05"]
+"""Steps that are the gradients, after clipping."""
 
 
 def write_small_job(make_images: Callable[..., Path], folder: Path) -> Path:

@@ -101,6 +101,24 @@ def test_a_state_that_changes_is_saved_as_it_was(checkpointer: Checkpointer) -> 
 
 
 @pytest.mark.parametrize("background", [True])
+def test_any_number_of_files_may_be_open(checkpointer: Checkpointer) -> None:
+    """Of the first of many ranks more than 1,024 are."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, before[1]), before[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        checkpointer.open(1)
+        saving = checkpointer.begin(state(), step=1)
+        while not saving.done():
+            pass
+        assert same(load_checkpoint(saving.end()).state, state())
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("background", [True])
 def test_a_writer_that_is_killed_costs_no_checkpoint(checkpointer: Checkpointer) -> None:
     checkpointer.save(state(), step=1)
     writer = checkpointer._saver._writer._process

@@ -57,6 +57,11 @@ def damage(path: Path, kind: str) -> None:
             (path / "manifest.json").write_text('{"format": 1, "fi')
         case "manifest odd":
             (path / "manifest.json").write_text("[]")
+        case "manifest null":
+            (path / "manifest.json").write_text("null")
+        case "file a folder":
+            (path / "state.pt").unlink()
+            (path / "state.pt").mkdir()
         case "manifest no text":
             (path / "manifest.json").write_bytes(b"\x80" + (path / "manifest.json").read_bytes())
         case "manifest deep":
@@ -71,7 +76,15 @@ def damage(path: Path, kind: str) -> None:
 
 
 DAMAGES = ["flipped bit", "cut", "empty", "gone", "manifest gone", "manifest cut", "manifest odd"]
-DAMAGES += ["manifest no text", "manifest deep", "files odd", "no file", "manifest changed"]
+DAMAGES += [
+    "manifest null",
+    "file a folder",
+    "manifest no text",
+    "manifest deep",
+    "files odd",
+    "no file",
+    "manifest changed",
+]
 
 
 def change_manifest(path: Path, **changes: object) -> None:
@@ -118,6 +131,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, kind
         ("empty", r"state\.pt has 0 bytes, [\d,]+ were written"),
         ("gone", r"state\.pt is missing"),
         ("manifest gone", r"manifest\.json is missing"),
+        ("manifest null", r"manifest\.json is no object of JSON"),
+        ("manifest cut", r"manifest\.json is no object of JSON"),
+        ("manifest no text", r"manifest\.json is no object of JSON"),
+        ("file a folder", r"state\.pt is a folder"),
     ],
 )
 def test_damage_is_told_in_words(tmp_path: Path, kind: str, said: str) -> None:

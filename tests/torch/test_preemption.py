@@ -187,7 +187,7 @@ def test_a_file_is_a_notice(tmp_path: Path) -> None:
     with Preemption("off", file=str(tmp_path / "stop"), every_seconds=0.01) as preemption:
         assert preemption.requested == ""
         (tmp_path / "stop").touch()
-        assert requested(preemption) == f"{tmp_path}/stop is there"
+        assert requested(preemption) == f"the file {tmp_path}/stop"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_service_that_makes_no_sense_is_told_once_and_harms_nothing(server: Se
         while len(server.asked) < 6:
             assert preemption.requested == ""
         (tmp_path / "stop").touch()
-        assert requested(preemption) == f"{tmp_path}/stop is there"
+        assert requested(preemption) == f"the file {tmp_path}/stop"
     assert len(told) == 1
     assert "no notice of preemption can come from azure" in told[0]
 
@@ -212,7 +212,7 @@ def test_what_has_launched_a_run_says_why_it_stops(tmp_path: Path, first: str) -
         assert not preemption.requested
         (tmp_path / "part").write_text("cancelled")
         (tmp_path / "part").rename(tmp_path / first)
-        assert requested(preemption) == {"stop": "cancelled", "notice": f"{tmp_path}/notice is there"}[first]
+        assert requested(preemption) == {"stop": "cancelled", "notice": f"the file {tmp_path}/notice"}[first]
 
 
 def test_slurms_signal_is_a_notice_and_a_programs_own_handler_stays() -> None:

@@ -71,6 +71,17 @@ def test_what_is_gathered_apart_learns_the_same(name: str, apart: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_a_team_of_one_asks_nothing_of_a_model() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+        model = tiny.perceptron()
+        divide(model, mesh, Types(), layers=True)
+        assert isinstance(model, FSDPModule)
+    finally:
+        distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
 def test_between_layers_of_several_ranks_nothing_travels_wider_than_they_compute(name: str) -> None:
     """Under autocast norms give float32: sent so it would be twice as much, and its gradient as well."""

@@ -116,6 +116,8 @@ def test_metrics_survive_a_line_that_was_cut_off_and_can_be_rewound(tmp_path: Pa
     run = written(tmp_path, [{"step": step} for step in (1, 2, 3)])
     with run.metrics_file.open("a") as file:
         file.write('{"step": 4, "lo')
+    with run.metrics_file.open("ab") as file:
+        file.write(b"\x00\xff")
     assert [record["step"] for record in run.metrics()] == [1, 2, 3]
     run.rewind_metrics(2)
     assert run.metrics_file.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -62,7 +62,8 @@ class _Commands(LazyGroup):
 def cli(debug: bool) -> None:
     """Keep the GPU busy.
 
-    Exit codes: 0 done; 1 the work failed; 2 bad usage or bad input; 75 stopped early but saved, start me again.
+    Exit codes: 0 done; 1 the work failed; 2 bad usage or bad input; 75 stopped early but saved, start me again;
+    130 Ctrl-C.
     """
 
 

@@ -47,6 +47,12 @@ def _in_seconds(value: object) -> Interval:
     return interval
 
 
+def _at_most_a_day(interval: Interval) -> Interval:
+    if interval.amount > _DAY_SECONDS:  # torch counts milliseconds in 32 bits, and some limits are ten times this one
+        raise ValueError("it is more than 24 h")
+    return interval
+
+
 def _in_steps(value: object) -> Interval:
     interval = value if isinstance(value, Interval) else Interval.parse(str(value), _STEPS)
     if interval.unit == "seconds":
@@ -58,6 +64,7 @@ def _like(*examples: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": list(examples)})
 
 
+_DAY_SECONDS = 24 * 3600
 _TIMES, _STEPS = '"90 s", "5 min" or "2 h"', '"500 steps" or "1 epoch"'
 TimeText = Annotated[Interval, BeforeValidator(_in_seconds), PlainSerializer(str), _like("90 s", "5 min", "2 h")]
 StepsText = Annotated[Interval, BeforeValidator(_in_steps), PlainSerializer(str), _like("500 steps", "1 epoch")]
@@ -272,9 +279,11 @@ class PreemptionSection(Section):
     cloud: Literal["auto", "off", "aws", "gcp", "azure"] = Field(
         "auto", description="whose metadata service is asked; auto: that of the cloud this machine is in, if any"
     )
-    address: str = Field("", description="of that service; empty: where clouds have it")
+    address: str = Field(
+        "", pattern=r"^(https?://.+)?$", description="of that service, http://...; empty: where clouds have it"
+    )
     file: str = Field("", description="a notice, once it exists")
-    every: PositiveFloat = Field(5.0, description="seconds between two looks")
+    every: PositiveFloat = Field(5.0, le=3600, description="seconds between two looks, 3,600 at most")
 
 
 class RanksSection(Section):
@@ -291,9 +300,9 @@ class RanksSection(Section):
     static_graph: bool = Field(
         False, description="under ddp: which weights get gradients is learnt once; no way back where memory runs out"
     )
-    timeout: TimeText = Field(
+    timeout: Annotated[TimeText, AfterValidator(_at_most_a_day)] = Field(
         Interval(600, "seconds"),
-        description="without progress for so long, a run hangs: several are ended, one tells where",
+        description="without progress for so long, a run hangs: several are ended, one tells where; 24 h at most",
     )
 
 

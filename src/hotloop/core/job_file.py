@@ -122,6 +122,8 @@ def _explain(error: ValidationError, raw: dict[str, Any], origin: str) -> InputE
     received = "(not shown)" if known == _UNSHOWN else json.dumps(value, default=str)
     what = f"{origin}: {known} = {received if len(received) < 80 else received[:77] + '...'}"
     reason = first["msg"].removeprefix("Value error, ")
+    if names := [name.removeprefix(f"{key}.") for name in keys if name.startswith(f"{key}.")]:
+        return InputError(what, f"it is a table, of {', '.join(names)}", f"--set {key}.{names[0]}=VALUE")
     if known not in keys:
         return InputError(what, reason, "hotloop job schema lists all keys")
     setting = shlex.quote(f"{known}={_default(known, task_name)}")

@@ -186,7 +186,8 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of `metrics.jsonl`; a last line cut off by a crash is left out."""
         records = []
-        for line in self.metrics_file.read_text().splitlines() if self.metrics_file.exists() else []:
+        text = self.metrics_file.read_text(errors="replace") if self.metrics_file.exists() else ""
+        for line in text.splitlines():
             try:
                 records.append(json.loads(line))
             except json.JSONDecodeError:

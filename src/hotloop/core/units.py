@@ -16,7 +16,7 @@ _UNITS: dict[str, tuple[Unit, float]] = {
     "h": ("seconds", 3600),
     "hour": ("seconds", 3600),
 }
-_INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_INTERVAL = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any
 
-_WAIT_SECONDS = 5.0
+_WAIT_SECONDS = 1.0
 """For an error, before it is looked whether to go on."""
 _REGISTER_SECONDS = 5.0
 """For all cards to say that they will tell; who is late is heard from then on."""

@@ -102,6 +102,14 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return turned.to(x_BHTK.dtype)
 
 
+def _smaller_team(common: int, number: int) -> str:
+    """What to type instead of so many ranks, for layers of which all sizes can be divided by `common`."""
+    team = max(size for size in range(1, number) if common % size == 0)
+    if team == 1:
+        return "--set parallel=fsdp"
+    return f'--set ranks.tensor={team}, and with parallel = "tp" --set ranks.processes={team}'
+
+
 def _gate_groups(shape: Shape) -> int:
     return math.gcd(shape.hidden, shape.kv_heads)
 
@@ -201,7 +209,7 @@ class Decoder(nn.Module):
             if size % number:
                 raise InputError(
                     f"{name} = {size} cannot be divided among {number} ranks", "each computes its part of every layer",
-                    f"--set ranks.tensor={math.gcd(*sizes.values())}",
+                    _smaller_team(math.gcd(*sizes.values()), number),
                 )  # fmt: skip
 
     def divide(self, mesh: DeviceMesh) -> None:

@@ -164,9 +164,10 @@ def _slowest(stages: Stages, lost_seconds: float) -> str:
 def _advice(slow: str, stages: Stages, job: Job) -> str:
     pack = "hotloop data pack"
     if slow == "host":
+        drawn = " (RandAugment, MixUp, ...)" if job.task.name == "images" else ""
         return (
-            "the training process itself holds it up: what it does between steps (RandAugment, MixUp, ...), or other "
-            "programs on its processors"
+            f"the training process itself holds it up: what it does between steps{drawn}, or other programs on its "
+            "processors"
         )
     if slow == "copying":
         return "copies to the device hold it up: smaller samples would help"

@@ -114,6 +114,8 @@ class _Load:
             self._factor = torch.ones(_LOAD_SIDE, _LOAD_SIDE, device=device, dtype=torch.bfloat16)
             self._product = torch.empty_like(self._factor)
             self._stream.wait_stream(torch.cuda.current_stream(device))
+            for one in (self._factor, self._product):  # nobody else's until the last product is there
+                one.record_stream(self._stream)
 
     def start(self) -> None:
         """Queue it."""

@@ -111,7 +111,8 @@ class Decoding:
         if not refused:
             return decoded
         slot.wait_sent()
-        return self._read_here(refused, batch, sent, decoded)
+        with LOADING.passed():
+            return self._read_here(refused, batch, sent, decoded)
 
     def _read_here(self, places: Sequence[int], batch: Batch, sent: Mapping[str, Tensor], decoded: Decoded) -> Decoded:
         """Read samples as a worker would: what is damaged is replaced by the same one."""

@@ -29,7 +29,7 @@ from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
 from hotloop.train.interface import interface_towards
 from hotloop.train.machines import ONE, End, Machines, Nodes
-from hotloop.train.world import FAILED, FOLDER, PARENT, PEER_LOST, RESTARTS, RESUMED
+from hotloop.train.world import FAILED, FOLDER, PARENT, PEER_LOST, RESTARTS, RESUMED, SAVED
 
 _LOOK_SECONDS = 0.2
 _ABANDON_SECONDS = 5.0
@@ -110,7 +110,7 @@ def train_in_ranks(
             if not again:
                 notify(lost.text + (", as the start before did at that step" if comes_again else ""))
                 return _given_up(lost, attempt.stopping, nodes, machines)
-            notify(f"{lost.text}; starting all again from the last checkpoint ({restarts}){_told(_after_a_loss(1))}")
+            notify(f"{lost.text}; starting all again from {attempt.saved} ({restarts}){_told(_after_a_loss(1))}")
             failed_before = attempt.failed
     raise AssertionError
 
@@ -220,6 +220,12 @@ class _Attempt:
         """The step that ranks went on from; 0 if none has come so far."""
         file = self._folder / RESUMED
         return int(file.read_text()) if file.exists() else 0
+
+    @property
+    def saved(self) -> str:
+        """What the next start goes on from, in words; of several machines the first one knows."""
+        known = self.resumed_at or (self._folder / SAVED).exists() or self._nodes.number > 1
+        return "the last checkpoint" if known else "the beginning, as nothing is saved yet"
 
     @property
     def stopping(self) -> bool:

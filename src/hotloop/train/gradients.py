@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hotloop.train.flat import FlatGradients
@@ -60,6 +61,16 @@ class Gradients:
     def keep(self) -> None:
         """Let those that the parameters have be the kept ones."""
         self._kept = [parameter.grad for parameter in self.parameters()]
+
+    def complete(self) -> None:
+        """Add up those of which each rank of a team has a part, those of norms; all ranks of it call this.
+
+        Torch 2.11 clips and unscales a copy of such a gradient, and the gradient stays as it was.
+        """
+        for parameter in self.parameters():
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+                parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
 
     def flat_of(self, model: nn.Module, parameters: list[Tensor]) -> FlatGradients:
         """The flat ones of these parameters of the model, in an order that is the same on all ranks."""

@@ -44,7 +44,7 @@ from hotloop.train.source import DeviceBatch, LoaderSource, Source
 from hotloop.train.step import Step
 from hotloop.train.validate import validate
 from hotloop.train.window import Window
-from hotloop.train.world import ALONE, World
+from hotloop.train.world import ALONE, SAVED, World
 
 _LOOK_SECONDS = 0.02
 _PROBE_SIZE = 4096
@@ -469,7 +469,7 @@ class Loop:
         with self._parts.heart.working():
             path = begun.saving.end()
         if self._world.first:
-            self._world.note("saved", str(path))
+            self._world.note(SAVED, str(path))
             seconds = time.perf_counter() - begun.started
             self._saves.saved(begun.stalled_seconds, seconds)
             self._parts.heart.planned(self._saves.every_seconds)

@@ -47,7 +47,7 @@ def looks(cloud: str, address: str = "", file: str = "") -> dict[str, Look]:
         )
     found = {named: known[named](_Metadata(address or _ADDRESS))} if named in known else {}
     if file:
-        found[file] = lambda: f"{file} is there" if Path(file).exists() else ""
+        found[file] = lambda: f"the file {file}" if Path(file).exists() else ""
     return found
 
 

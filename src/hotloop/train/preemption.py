@@ -65,7 +65,6 @@ class Preemption:
         if ranks_folder:
             self._stop = Path(ranks_folder) / "stop"
             self._look_often(self._stop, _RANKS_SECONDS)
-            self._signals = (signal.SIGUSR1, signal.SIGTERM)
         self._warn = warn
         self._end = threading.Event()
         self._watchers: list[threading.Thread] = []
@@ -116,7 +115,7 @@ class Preemption:
         if self._stop and number == signal.SIGTERM:
             return  # see _end_if_told
         self._reason = signal.Signals(number).name
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and not self._stop:  # ranks are ended by what has started them
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _watch(self, name: str, look: Look) -> None:

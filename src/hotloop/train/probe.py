@@ -30,7 +30,9 @@ def probe() -> Iterator[list[str]]:
     found: list[str] = []
     here = threading.current_thread()
     mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
+    # A loader draws from the same generators, for its augmentation, and a decoder waits for the GPU; of warnings and of
+    # torch's mode there is one for all threads.
+    with LOADING.closed(PATIENCE_SECONDS), warnings.catch_warnings():
         warnings.simplefilter("always")
         shown = warnings.showwarning
 
@@ -44,11 +46,9 @@ def probe() -> Iterator[list[str]]:
         warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            # A loader draws from the same generators, for its augmentation.
-            with LOADING.closed(PATIENCE_SECONDS):
-                before = _host_random()
-                yield found
-                drawn = [name for name, state in _host_random().items() if state != before[name]]
+            before = _host_random()
+            yield found
+            drawn = [name for name, state in _host_random().items() if state != before[name]]
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     found += [f"random numbers are drawn from {name} on the host: a graph would repeat them" for name in drawn]

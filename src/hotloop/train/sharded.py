@@ -52,8 +52,9 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
     Raises:
         InputError: the model cannot be divided so.
     """
-    check_divisible(model, weights=types is not None, team=mesh["tensor"].size() if layers else 1)
-    if layers:
+    team = mesh["tensor"].size() if layers else 1
+    check_divisible(model, weights=types is not None, team=team)
+    if team > 1:
         divide_layers: Any = model.divide
         divide_layers(mesh["tensor"])
     if types:

@@ -455,6 +455,7 @@ class Step:
         """
         try:
             self._rates.apply()
+            self._gradients.complete()
             if self.settings.clip_norm:
                 self._scaler.unscale_(self.optimizer)
                 nn.utils.clip_grad_norm_(self._gradients.parameters(), self.settings.clip_norm)

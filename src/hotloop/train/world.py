@@ -36,6 +36,7 @@ _TORCHRUN = "TORCHELASTIC_RUN_ID"
 PEER_LOST = "peer-lost"
 """With its number, a word that a rank leaves that has ended because another one was lost."""
 RESUMED = "resumed"
+SAVED = "saved"
 """What ranks leave with the step that they go on from."""
 FAILED = "failed"
 """What a rank leaves that ends with an error of its own: after which step, and of which kind."""
@@ -181,7 +182,7 @@ def in_teams(world: World, job: Job) -> World:
         InputError: their number cannot be divided so.
     """
     number = team_size(job, world.size)
-    if number == 1 or world.size == 1:
+    if world.size == 1:
         return world
     if world.size % number or (job.parallel == "tp" and number != world.size):
         whole = number if job.parallel == "tp" else world.size // number * number
@@ -189,7 +190,7 @@ def in_teams(world: World, job: Job) -> World:
         raise InputError(
             f"{count(world.size, 'process', 'processes')} cannot compute layers together by {number}",
             f'parallel = "{job.parallel}"',
-            fewer if number < world.size else "--set ranks.tensor=auto",
+            fewer if 1 < number < world.size else "--set ranks.tensor=auto",
         )
     return replace(world, tensor=number)
 

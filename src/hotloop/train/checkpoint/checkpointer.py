@@ -229,8 +229,13 @@ def _manifest(path: Path, hashes: Hashes | None) -> dict[str, Any]:
         actual = hashes(path, list(expected)) if hashes else expected
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is damaged", f"{Path(error.filename or path).name} is missing", _OTHER) from None
-    except (NotADirectoryError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise DamagedError(f"{path} is damaged", f"{type(error).__name__}: {error}", _OTHER) from None
+    except IsADirectoryError as error:
+        raise DamagedError(f"{path} is damaged", f"{Path(error.filename or path).name} is a folder", _OTHER) from None
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged", str(error), _OTHER) from None
+    except (NotADirectoryError, LookupError, TypeError) as error:
+        cause = f"{MANIFEST} does not say what it should: {type(error).__name__}: {error}"
+        raise DamagedError(f"{path} is damaged", cause, _OTHER) from None
     except OSError as error:
         raise _cannot_read(path, error) from error
     for name in expected:

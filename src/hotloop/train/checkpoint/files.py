@@ -204,9 +204,14 @@ def read_manifest(text: bytes) -> dict[str, Any]:
     """What a manifest says.
 
     Raises:
-        TypeError, ValueError: it is no manifest, or not as it was written.
+        ValueError: it is no manifest, or not as it was written.
     """
-    content: dict[str, Any] = json.loads(text)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{MANIFEST} is no object of JSON")
     if content.pop("sha256", None) != _digest(content):
         raise ValueError(f"{MANIFEST} is not as it was written: its SHA-256 is another, or gone")
     return content

@@ -87,7 +87,7 @@ class Writer:
         assert request
         if process:
             assert process.stdout
-            if not wait and not select.select([process.stdout], [], [], 0)[0]:
+            if not wait and not _has_something(process.stdout.fileno()):
                 return False
             line = process.stdout.readline()
             if line.endswith(b"\n"):
@@ -127,6 +127,13 @@ class Writer:
             return False
         temporary = Path(self._request.temporary)
         return temporary.exists() and not share_file(temporary, self._request.share.number).exists()
+
+
+def _has_something(descriptor: int) -> bool:
+    """Whether there is something to read, or the end. Not by select(), which takes no descriptor of 1,024 and more."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _is_done(request: Request) -> bool:
