@@ -586,6 +586,7 @@ def test_layers_of_several_ranks_train_the_same(
     if parallel == "tp":
         hotloop("train", "job.toml", *several, "--set", "train.epochs=1", "--set", "run.dir=several", expect=0)
     done = hotloop("train", "job.toml", *several, "--set", "run.dir=several", "--json", expect=0)
+    assert "warning" not in done.err.lower()
     alone = json.loads((text.parent / "one/result.json").read_text())
     assert json.loads(done.out)["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
     torch.testing.assert_close(weights_of(text.parent / "several"), weights_of(text.parent / "one"))

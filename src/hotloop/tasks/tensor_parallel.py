@@ -90,7 +90,7 @@ class Team:
         counts = DTensor.from_local(count.to(value.dtype), self.mesh, [Partial()]).full_tensor()
         own = torch.where(count > 0, value, 0.0) * (count / counts)  # the mean of none is NaN
         whole: Tensor = DTensor.from_local(own, self.mesh, [Partial()]).full_tensor()
-        return whole
+        return whole.clone()  # FSDP2 warns of a view that a model returns
 
 
 def _narrowed(around: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Models that are divided among ranks: layers (tensor parallel), weights (FSDP2), or both; their states, whole."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from hotloop.train.world import World
 
 def mesh_of(world: World, device: str) -> DeviceMesh:
     """The ranks, row by row: those of a row compute layers together, those of a column divide weights."""
+    # Each rank would say twice which messages gloo has not, and that a mesh of two dimensions takes two.
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     return init_device_mesh(device, (world.data_size, world.tensor), mesh_dim_names=("data", "tensor"))
 
 
