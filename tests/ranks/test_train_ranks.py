@@ -309,7 +309,7 @@ def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> No
 def test_an_error_that_comes_again_at_its_step_ends_the_training(hotloop: Command, job: Path) -> None:
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:BrokenOnSecond'\n"))
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=line", "--set", "run.dir=run", expect=1)
-    assert done.err.count("starting all again from the last checkpoint") == 1, done.err
+    assert done.err.count("starting all again from the beginning") == 1, done.err
     assert "rank 1 ended with 1, as the start before did at that step" in done.err
     assert json.loads((job.parent / "run/result.json").read_text())["error"].endswith("a loss of the user's own")
 
