@@ -225,7 +225,7 @@ def test_a_notice_saves_and_stops(make_images: Make, tmp_path: Path) -> None:
 
     changes = {"preemption__file": str(notice), "preemption__every": 0.001, "train__epochs": 100_000}
     done, result = run(small(make_images(), tmp_path / "run", log__every=1, **changes), Told(act))
-    assert (result.status, result.stopped_by) == ("preempted", f"{notice} is there")
+    assert (result.status, result.stopped_by) == ("preempted", f"the file {notice}")
     assert list(done.checkpoints.iterdir())
 
 
