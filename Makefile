@@ -21,10 +21,10 @@ test-commands: setup
 	$(call pytest,commands,tests/cli)
 
 test-engines: setup
-	$(call pytest,engines,tests/engines tests/ranks tests/docs)
+	$(call pytest,engines,tests/engines tests/ranks tests/docs tests/unit)
 
 test-others: setup
-	$(call pytest,others,--ignore tests/cli --ignore tests/engines --ignore tests/ranks --ignore tests/docs)
+	$(call pytest,others,$(addprefix --ignore tests/,cli engines ranks docs unit))
 
 # Three lanes on two cores are no even machine: what has failed is run once more.
 define pytest

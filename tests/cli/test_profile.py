@@ -135,7 +135,7 @@ def test_a_script_may_go_on(script: Path, hotloop: Command) -> None:
             [],
             "caught",
         ),
-        ("sys.stderr.close(); main()", "pass", [], ""),
+        pytest.param("sys.stderr.close(); main()", "pass", [], "", marks=pytest.mark.slow),
         ("sys.stderr = None; main()", "pass", [], ""),
         ("torch.optim.SGD([{'params': []}], lr=0.1).step(); main()", "pass", [], ""),
     ],

@@ -128,7 +128,7 @@ def test_what_is_there_already_is_not_to_be_used(after: float, ended: str, last:
     assert list(_lines(found, space, Path("tuned.toml"), ()))[-1] == last
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGINT, signal.SIGTERM])
 def test_what_ends_the_search_leaves_the_best_so_far(script: Path, number: signal.Signals) -> None:
     def hear() -> None:
         """That one alone, also where these tests run in the background of a shell or under nohup."""

@@ -152,6 +152,7 @@ def test_a_rank_whose_parent_is_gone_before_it_begins_ends(
     assert not (job.parent / "run").exists()
 
 
+@pytest.mark.slow
 def test_restarts_are_counted_from_checkpoint_to_checkpoint(job: Path) -> None:
     options = [*NOISY, *TWO, "--set", "ranks.restarts=1", "--set", "train.epochs=20", "--set", "run.dir=run"]
     with started(job.parent, *options) as child:
@@ -339,6 +340,7 @@ def test_all_stop_for_the_reason_that_one_has_heard(job: Path, number: signal.Si
     assert json.loads((job.parent / "run/result.json").read_text())["stopped_by"] == number.name
 
 
+@pytest.mark.slow
 def test_a_loss_before_the_first_save_is_told_as_such(job: Path) -> None:
     options = [*TWO, "--set", "run.dir=run", "--set", "train.epochs=200", "--set", "checkpoint.every=200 epochs"]
     with started(job.parent, *options) as child:
@@ -604,6 +606,7 @@ def test_divided_blocks_are_compiled_between_the_gathering_of_their_weights(hotl
     assert losses(text.parent / "divided") == pytest.approx(losses(text.parent / "one"), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_compiled_is_told_once(
     hotloop: Command, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -621,7 +624,10 @@ def test_weights_in_another_layout_are_divided_too(hotloop: Command, job: Path, 
     assert "finished after 15 steps" in hotloop("train", "job.toml", *TWO, *options, expect=0).out
 
 
-@pytest.mark.parametrize(("parallel", "makers"), [("fsdp", ["made-by-0"]), ("auto", ["made-by-0", "made-by-1"])])
+@pytest.mark.parametrize(
+    ("parallel", "makers"),
+    [("fsdp", ["made-by-0"]), pytest.param("auto", ["made-by-0", "made-by-1"], marks=pytest.mark.slow)],
+)
 def test_a_model_that_is_divided_is_made_whole_by_one(
     hotloop: Command, job: Path, parallel: str, makers: list[str]
 ) -> None:

@@ -267,6 +267,7 @@ def test_a_compiled_step_on_the_cpu_agrees() -> None:
     assert ends[2] == pytest.approx(ends[0], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.usefixtures("_compiler")
 def test_a_model_that_does_not_compile_whole_is_said_to() -> None:
