@@ -110,7 +110,7 @@ def train_in_ranks(
             if not again:
                 notify(lost.text + (", as the start before did at that step" if comes_again else ""))
                 return _given_up(lost, attempt.stopping, nodes, machines)
-            notify(f"{lost.text}; starting all again from {attempt.saved} ({restarts}){_told(_after_a_loss(1))}")
+            notify(f"{lost.text}; starting all again from {attempt.next_start} ({restarts}){_told(_after_a_loss(1))}")
             failed_before = attempt.failed
     raise AssertionError
 
@@ -222,8 +222,8 @@ class _Attempt:
         return int(file.read_text()) if file.exists() else 0
 
     @property
-    def saved(self) -> str:
-        """What the next start goes on from, in words; of several machines the first one knows."""
+    def next_start(self) -> str:
+        """Where it begins, in words; of several machines the first one knows what is saved."""
         known = self.resumed_at or (self._folder / SAVED).exists() or self._nodes.number > 1
         return "the last checkpoint" if known else "the beginning, as nothing is saved yet"
 

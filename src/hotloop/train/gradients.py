@@ -63,14 +63,16 @@ class Gradients:
         self._kept = [parameter.grad for parameter in self.parameters()]
 
     def complete(self) -> None:
-        """Add up those of which each rank of a team has a part, those of norms; all ranks of it call this.
+        """Add up those of which each rank of a team has a part, of norms and positions; all ranks of it call this.
 
         Torch 2.11 clips and unscales a copy of such a gradient, and the gradient stays as it was.
         """
-        for parameter in self.parameters():
-            gradient = parameter.grad
-            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
-                parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        for weight in self.parameters():
+            gradient = weight.grad
+            if not (isinstance(weight, DTensor) and isinstance(gradient, DTensor)):
+                continue
+            if gradient.placements != weight.placements:
+                weight.grad = gradient.redistribute(placements=weight.placements)
 
     def flat_of(self, model: nn.Module, parameters: list[Tensor]) -> FlatGradients:
         """The flat ones of these parameters of the model, in an order that is the same on all ranks."""

@@ -66,7 +66,7 @@ def _told_position(path: Path) -> Position:
     try:
         manifest = read_manifest((path / MANIFEST).read_bytes())
         return int(manifest["epoch"]), int(manifest["step"])
-    except (LookupError, RecursionError, TypeError, ValueError):  # it is told as damaged
+    except (LookupError, TypeError, ValueError):  # it is told as damaged
         return 0, 0
 
 
