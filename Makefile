@@ -18,10 +18,10 @@ test: lint
 	$(MAKE) --jobs 3 --keep-going test-commands test-engines test-others
 
 test-commands: setup
-	$(call pytest,commands,tests/cli)
+	$(call pytest,commands,tests/cli tests/docs)
 
 test-engines: setup
-	$(call pytest,engines,tests/engines tests/ranks tests/docs tests/unit)
+	$(call pytest,engines,tests/engines tests/ranks tests/unit)
 
 test-others: setup
 	$(call pytest,others,$(addprefix --ignore tests/,cli engines ranks docs unit))
@@ -52,13 +52,15 @@ docs: setup
 
 setup: .venv/.done
 
+# pip compiles its 26,000 files one after another, which takes a minute and a half. Some are templates that do not compile.
 .venv/.done: requirements/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "hotloop needs Python 3.11 or newer; $(PYTHON) is older. Fix: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
 	@echo "setting up .venv (once; about 3 GB are downloaded, torch with CUDA most of it) ..."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 $(DIGITS)/.done: examples/digits/make_images.py
