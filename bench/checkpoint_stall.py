@@ -131,6 +131,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device, arguments.layers, arguments.every or 80 * 32 // arguments.layers)
+    if arguments.folder and not arguments.folder.is_dir():
+        parser.error(f"--folder {arguments.folder} is not there")
     room, needed = disk_usage(arguments.folder or gettempdir()).free, 2 * _CHECKPOINT_BYTES * sizes.layers // 32
     if sizes.device == "cuda" and room < needed:
         parser.error(f"--folder has room for {room / 1e9:.0f} GB, and two checkpoints take {needed / 1e9:.0f}")

@@ -51,6 +51,7 @@ class Sizes:
         ranks: GPUs, or processes.
         batch: on each of them.
         steps: of an epoch, as many with any number of GPUs: what begins and ends an epoch weighs the same.
+        rounds: runs of each, if nobody asks for more or fewer.
     """
 
     def __init__(self, device: str) -> None:
@@ -61,6 +62,7 @@ class Sizes:
         self.pixels, self.batch = (32, 8) if tiny else (224, 256)
         self.steps, self.steps_by_hand = (2, 4) if tiny else (24, 100)
         self.warm_epochs, self.epochs = (1, 3) if tiny else (-(-_WARM_STEPS // self.steps), 8)
+        self.rounds = 1 if tiny else 3
 
     def images(self, ranks: int) -> int:
         return ranks * self.batch * self.steps
@@ -163,12 +165,13 @@ def by_hand(sizes: Sizes, ranks: int, rounds: int, folder: Path) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, whose epochs are the figures")
+    parser.add_argument("--rounds", type=int, help="runs of each, whose epochs are the figures: 3 on GPUs")
     parser.add_argument("--photographs", type=Path, help="a folder of them; made if it is empty or not there")
     parser.add_argument("--without", nargs="*", default=[], choices=["jpeg", "ways", "by hand"])
     add_device(parser)
     arguments = parser.parse_args()
     sizes = Sizes(arguments.device)
+    rounds = arguments.rounds or sizes.rounds
     speeds: Epochs = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -192,7 +195,7 @@ def main() -> None:
             if not photographs.exists() or not os.listdir(photographs):
                 make_photographs(photographs, sizes.images(sizes.ranks))
             contenders += [partial(together, photographs, "JPEG files"), partial(disturbed, photographs)]
-        for number in range(arguments.rounds):
+        for number in range(rounds):
             for figures in contenders:
                 for contender, found in figures().items():
                     speeds.setdefault(contender, []).extend(found)
@@ -200,7 +203,7 @@ def main() -> None:
                     record_so_far(of_ranks("scaling", sizes.ranks), content(sizes, speeds), sizes.device)
         if "by hand" not in arguments.without:
             for ranks in (1, sizes.ranks):
-                speeds[f"{ranks}, by hand"] = by_hand(sizes, ranks, 3 * arguments.rounds, folder)
+                speeds[f"{ranks}, by hand"] = by_hand(sizes, ranks, 3 * rounds, folder)
                 record_so_far(of_ranks("scaling", sizes.ranks), content(sizes, speeds), sizes.device)
     publish_or_print(content(sizes, speeds), arguments)
 
