@@ -14,17 +14,17 @@ demo: setup $(DIGITS)/.done
 # Many tests wait for processes that they have started, those of engines most of all: they run side by side. Two threads
 # of tiny networks wait for each other more than they compute: with one, test_training.py takes 62 s and not 101.
 test test-commands test-engines test-others: export OMP_NUM_THREADS = 1
-test: lint
-	$(MAKE) --jobs 3 --keep-going test-commands test-engines test-others
+test: setup
+	$(MAKE) --jobs 4 --keep-going lint test-commands test-engines test-others
 
 test-commands: setup
-	$(call pytest,commands,tests/cli tests/docs)
+	$(call pytest,commands,tests/cli)
 
 test-engines: setup
 	$(call pytest,engines,tests/engines tests/ranks tests/unit)
 
 test-others: setup
-	$(call pytest,others,$(addprefix --ignore tests/,cli engines ranks docs unit))
+	$(call pytest,others,$(addprefix --ignore tests/,cli engines ranks unit))
 
 # Three lanes on two cores are no even machine: what has failed is run once more.
 define pytest

@@ -4,6 +4,8 @@ A trial starts the demo's job, disturbs it, starts it again until it has finishe
 of a run that was never disturbed: `python tests/faults/run.py --trials 100 --json`; half as many SIGTERMs, and so on.
 With --jobs so many trials run side by side, each with its share of the processors. With --record those that were cut
 off go on: what a record has of the same source, trials and seed is not tried again.
+
+It takes `make demo`'s images, gcc for the slow disk, and root for the full one, which is mounted.
 """
 
 import argparse
@@ -229,6 +231,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--record", action="store_true", help="write bench/results/faults.json")
     arguments = parser.parse_args()
+    if not (arguments.images / "train").is_dir():
+        parser.error(f"no images at {arguments.images}: run `make demo` first, or give --images")
     counts = {kind: max(1, round(arguments.trials * KINDS[kind][2])) for kind in arguments.only or KINDS}
     sys.path.insert(0, str(REPOSITORY / "bench"))
     from record import of_this_source, publish, record

@@ -24,6 +24,7 @@ from runs import (
     folder_of,
     losses,
     rank_of,
+    read_by_torch,
     read_until,
     started,
     weights_of,
@@ -307,6 +308,7 @@ def test_an_error_of_the_users_ends_all_ranks(hotloop: Command, job: Path) -> No
     assert kept["error"].startswith("the loss of step 3 is nan on rank 1\n")
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_again_at_its_step_ends_the_training(hotloop: Command, job: Path) -> None:
     job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'tiny:BrokenOnSecond'\n"))
     done = hotloop("train", "job.toml", *TWO, "--set", "model.name=line", "--set", "run.dir=run", expect=1)
@@ -576,9 +578,14 @@ def test_weights_that_are_updated_during_backward_become_those_of_one(hotloop: C
 LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4", "--set", "model.arguments.hidden=48"]
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as read_by_torch asks
 @pytest.mark.parametrize(
-    ("parallel", "processes", "more"), [("tp", 2, []), ("tp", 2, CLIPPED), ("fsdp+tp", 4, [*LLAMA, *CLIPPED])]
+    ("parallel", "processes", "more"),
+    [
+        pytest.param("tp", 2, [], marks=pytest.mark.slow),
+        pytest.param("tp", 2, CLIPPED, marks=pytest.mark.slow),
+        ("fsdp+tp", 4, [*LLAMA, *CLIPPED]),
+    ],
 )
 def test_layers_of_several_ranks_train_the_same(
     hotloop: Command, text: Path, parallel: str, processes: int, more: list[str]
@@ -593,6 +600,10 @@ def test_layers_of_several_ranks_train_the_same(
     assert json.loads(done.out)["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
     torch.testing.assert_close(weights_of(text.parent / "several"), weights_of(text.parent / "one"))
     assert losses(text.parent / "several") == pytest.approx(losses(text.parent / "one"), rel=1e-4)
+    read = read_by_torch(text.parent / "several")
+    assert len(read) > 10
+    weights = weights_of(text.parent / "several")
+    torch.testing.assert_close(read, {name: weights[name] for name in read}, rtol=0, atol=0)
     again = ["--set", "train.epochs=3", "--set", "run.dir=several", *more]
     assert "finished after 12 steps" in hotloop("train", "job.toml", *again, expect=0).out, "by one alone"
 

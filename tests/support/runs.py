@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed import checkpoint as torch_checkpoint
+
 from hotloop.core.tensorboard import without_tensorflow
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
 
@@ -96,6 +99,17 @@ def weights_of(folder: Path) -> dict[str, Any]:
     state = load_checkpoint(last).state
     weights: dict[str, Any] = state["step"]["model"]
     return weights
+
+
+def read_by_torch(folder: Path) -> dict[str, Any]:
+    """The last checkpoint's weights in parts that ranks have written, as torch.distributed.checkpoint reads them."""
+    last = sorted((folder / "checkpoints").iterdir())[-1]
+    reader = torch_checkpoint.HuggingFaceStorageReader(str(last))
+    sizes: Any = reader.read_metadata().state_dict_metadata
+    beginning = "step.model."
+    found = {name: torch.zeros(sizes[name].size) for name in sizes if name.startswith(beginning)}
+    torch_checkpoint.load(found, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(beginning): tensor for name, tensor in found.items()}
 
 
 def losses(folder: Path) -> list[float]:
