@@ -73,6 +73,21 @@ def test_the_text_example_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_of_ones_own_is_divided_as_the_page_says(images: Path, tmp_path: Path, hotloop: Command) -> None:
+    page = (REPOSITORY / "docs/several-gpus.md").read_text()
+    model, command = re.findall(r"```python\n(.*?)```\n+```console\n\$ hotloop (.*?)\n", page, re.DOTALL)[0]
+    (tmp_path / "mlp.py").write_text(model)
+    job, *options = command.replace("examples/", f"{REPOSITORY}/examples/").split()[1:]
+    settings = ["train.epochs=1", "log.report=false", f"data.train={images}/train", f"data.val={images}/val"]
+    options += [part for setting in settings for part in ("--set", setting)]
+    results = []
+    for more in (["--set", "run.dir=two"], ["--set", "run.dir=one", "--set", "parallel=none"]):
+        results.append(json.loads(hotloop("train", job, *options, *more, "--json", expect=0).out)["metrics"])
+    assert results[0] == pytest.approx(results[1], rel=1e-3)
+    assert list((tmp_path / "two").rglob("part-*-of-00002.safetensors")), "each has its part of a layer"
+
+
+@pytest.mark.slow
 def test_the_own_loop_learns_and_continues(images: Path, tmp_path: Path) -> None:
     out = call(sys.executable, "examples/own_loop.py", str(images), str(tmp_path / "checkpoints"))
     shares = [float(share) for share in re.findall(r"epoch \d: ([\d.]+) of 355", out)]

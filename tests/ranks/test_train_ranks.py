@@ -585,6 +585,7 @@ LLAMA = ["--set", "model.name=llama-3.2-1b", "--set", "model.arguments.heads=4",
         pytest.param("tp", 2, [], marks=pytest.mark.slow),
         pytest.param("tp", 2, CLIPPED, marks=pytest.mark.slow),
         ("fsdp+tp", 4, [*LLAMA, *CLIPPED]),
+        pytest.param("fsdp+tp", 4, [*LLAMA, *EARLY], marks=pytest.mark.slow),
     ],
 )
 def test_layers_of_several_ranks_train_the_same(
@@ -592,7 +593,7 @@ def test_layers_of_several_ranks_train_the_same(
 ) -> None:
     hotloop("train", "job.toml", "--set", "run.dir=one", *more, expect=0)
     several = ["--set", f"parallel={parallel}", "--set", f"ranks.processes={processes}", *more]
-    if parallel == "tp":
+    if more != [*LLAMA, *CLIPPED]:
         hotloop("train", "job.toml", *several, "--set", "train.epochs=1", "--set", "run.dir=several", expect=0)
     done = hotloop("train", "job.toml", *several, "--set", "run.dir=several", "--json", expect=0)
     assert "warning" not in done.err.lower()
@@ -689,6 +690,10 @@ def test_layers_that_cannot_be_divided_are_refused(hotloop: Command, text: Path)
 def test_a_model_that_does_not_say_how_it_is_divided_is_refused(hotloop: Command, job: Path) -> None:
     done = hotloop("train", "job.toml", *TWO, "--set", "parallel=tp", expect=2)
     assert "Sequential does not say how its layers are divided" in done.err
+    done = hotloop("train", "job.toml", *TWO, "--set", "parallel=tp", "--set", "model.name=tiny:HalfDivided", expect=2)
+    assert "HalfDivided.divide(mesh) leaves 3.weight and 1 more as they were" in done.err
+    assert "name 3 in the plan of parallelize_module" in done.err
+    assert done.err.count("error: ") == 1
 
 
 @pytest.mark.parametrize("setting", ["precision=fp16", "train.ema=0.9", "speed.graph=true", "ranks.static_graph=true"])

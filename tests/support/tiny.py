@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -84,6 +87,16 @@ def turned(num_classes: int = 2) -> nn.Module:
     model = perceptron(num_classes)
     model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())  # type: ignore[index]
     return model
+
+
+class HalfDivided(nn.Sequential):
+    """Whose `divide` leaves a layer as it is."""
+
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.ReLU(), nn.Linear(8, num_classes))
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        parallelize_module(self[1], mesh, ColwiseParallel(output_layouts=Replicate()))
 
 
 class Sometimes(nn.Module):

@@ -250,7 +250,7 @@ def summary(command: Sequence[str], run: Run, result: Result, fixed: bool) -> st
         held_up = f": {result.data_advice}" if result.data_advice else ""
         lines.append(f"{100 * result.data_speed_share:.0f} % of the speed with the data on the device{held_up}")
     if result.captured:
-        lines.append("each step was one replay of a CUDA graph")
+        lines.append("steps were replayed as CUDA graphs")
     if died := result.workers_replaced:
         lines.append(f"{count(died, 'data worker')} died and {'was' if died == 1 else 'were'} replaced")
     if result.corrupt_files:

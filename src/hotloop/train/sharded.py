@@ -60,6 +60,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
     if team > 1:
         divide_layers: Any = model.divide
         divide_layers(mesh["tensor"])
+        _check_all_are_divided(model)
     if types:
         _shard(model, mesh["data"], types)
 
@@ -77,6 +78,24 @@ def check_divisible(model: nn.Module, weights: bool, team: int) -> None:
         check_team(team)
     if weights and (found := indivisible(model)):
         raise InputError(f'parallel = "fsdp": the model has {found}', "they cannot be divided", "--set parallel=ddp")
+
+
+def _check_all_are_divided(model: nn.Module) -> None:
+    """Raise InputError if `divide` has left weights that learn as they were.
+
+    Optimizers and clipping take no plain weights beside those of a mesh. Where one does, and the weight's layer sees a
+    rank's own tokens, gradients are of these alone: the ranks' copies drift apart.
+    """
+    named = model.named_parameters()
+    left = [name for name, weight in named if weight.requires_grad and not isinstance(weight, DTensor)]
+    if left:
+        more = f" and {len(left) - 1} more" if left[1:] else ""
+        layer = left[0].rpartition(".")[0] or "its layer"
+        raise InputError(
+            f"{type(model).__name__}.divide(mesh) leaves {left[0]}{more} as they were",
+            "each weight that learns has to be on the mesh, divided or as a copy",
+            f"name {layer} in the plan of parallelize_module, or freeze it",
+        )
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, types: Types) -> None:
