@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +96,35 @@ def test_an_error_of_one_rank_ends_all_though_the_others_wait_for_it(hotloop: Co
     options = ["--set", "ranks.processes=2", "--set", "ranks.restarts=0", "--set", "model.name=line"]
     done = hotloop("train", "job.toml", *options, expect=1, timeout=100)  # NCCL's own limit is ten minutes
     assert "ValueError: a loss of the user's own" in done.err
+
+
+SLOW_HASH = """
+import hashlib, os, sys, time
+class Slow:
+    def __init__(self, data=b""):
+        self.quick = quick(data)
+    def update(self, data):
+        if sys._getframe(1).f_code.co_name == "weights_sha256":
+            time.sleep(0.5)
+        self.quick.update(data)
+    def __getattr__(self, name):
+        return getattr(self.quick, name)
+if os.environ.get("RANK") == "0":
+    quick, hashlib.sha256 = hashlib.sha256, Slow
+"""
+
+
+def test_a_hash_longer_than_a_message_may_take_ends_no_training(tmp_path: Path) -> None:
+    """Of 28 tensors it takes 28 s, where a rank is given up after 20 s: the others wait for one tensor at a time."""
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 64, 20 * 16 + 1).astype(np.uint16))
+    (tmp_path / "job.toml").write_text(TOKENS_JOB.replace('"cpu"', '"cuda"\nprecision = "fp32"'))
+    (tmp_path / "sitecustomize.py").write_text(SLOW_HASH)
+    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    training = ["-m", "hotloop", "train", "job.toml", "--set", "run.dir=run", "--set", "parallel=fsdp"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, *agent, *training, "--set", "ranks.timeout=20 s"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "run/result.json").read_text())["weights_sha256"]

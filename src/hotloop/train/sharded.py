@@ -60,7 +60,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, types: Types | None, layers: bool
     if team > 1:
         divide_layers: Any = model.divide
         divide_layers(mesh["tensor"])
-        _check_all_are_divided(model)
+        _check_all_on_mesh(model)
     if types:
         _shard(model, mesh["data"], types)
 
@@ -80,7 +80,7 @@ def check_divisible(model: nn.Module, weights: bool, team: int) -> None:
         raise InputError(f'parallel = "fsdp": the model has {found}', "they cannot be divided", "--set parallel=ddp")
 
 
-def _check_all_are_divided(model: nn.Module) -> None:
+def _check_all_on_mesh(model: nn.Module) -> None:
     """Raise InputError if `divide` has left weights that learn as they were.
 
     Optimizers and clipping take no plain weights beside those of a mesh. Where one does, and the weight's layer sees a

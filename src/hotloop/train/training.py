@@ -417,8 +417,8 @@ class _Training:
         arithmetic, samples_per_second = self.parts.arithmetic, progress.whole.samples_per_second
         # After an error of the GPU each question to it raises that error again.
         fed = DataSpeed() if status == "failed" else loop.data_meter.speed(self.parts.job)
-        with self.parts.heart.working():  # minutes, of tens of billions of weights
-            weights = weights_sha256(inner(self.parts.step.model)) if status == "finished" else ""
+        finished = status == "finished"
+        weights = weights_sha256(inner(self.parts.step.model), self.parts.heart) if finished else ""
         return Result(
             status=status,
             stopped_by=stopped_by,
@@ -479,14 +479,17 @@ class _Training:
         self.parts.observer.on(Ended(self.parts.run, result))
 
 
-def weights_sha256(model: nn.Module) -> str:
+def weights_sha256(model: nn.Module, heart: Heart) -> str:
     """Hash over names, shapes, types and bytes of a model's state, in order of name; all ranks ask, the first knows it.
 
-    0.8 GB/s on one core, and no more memory of the host than the largest tensor takes.
+    0.8 GB/s on one core, and no more memory of the host than the largest tensor takes. Ranks go from one tensor to the
+    next together: minutes, of tens of billions of weights, in which no message waits longer than a tensor takes.
     """
     digest = hashlib.sha256()
     for name, part in sorted(model.state_dict().items()):
         tensor = whole({name: part})[name]
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        with heart.working():  # around the hash alone: a message between ranks that takes long is a hang
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        heart.world.any(False)
     return digest.hexdigest()
