@@ -148,6 +148,10 @@ def test_a_dry_run_says_what_goes_on_and_refuses_what_a_start_would(hotloop: Com
         other = hotloop(*start, "--set", "data.batch_size=2", expect=2)
         assert "was trained with data.batch_size = " in other.err
     assert sorted(job.parent.rglob("*")) == before, "nothing is made or set aside"
+    for path in (job.parent / "here/checkpoints").glob("epoch-*"):
+        path.rename(path.with_name(f"damaged-{path.name}"))
+    for start in (dry, arguments):
+        assert "checkpoints are set aside" in hotloop(*start, expect=1).err.replace(" in here/checkpoints", "")
 
 
 def stopped(job: Path, after: str, *arguments: str, path: Path = SUPPORT) -> str:

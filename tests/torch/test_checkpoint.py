@@ -204,7 +204,7 @@ def test_no_changed_bit_is_accepted(tmp_path_factory: pytest.TempPathFactory, pl
     content = bytearray(file.read_bytes())
     content[place % len(content)] ^= 1 << bit
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+    with pytest.raises(CheckpointError, match="all 1 checkpoints"):
         Checkpointer(folder).latest()
 
 
@@ -224,15 +224,17 @@ def test_when_all_are_damaged_no_start_trains_from_zero(tmp_path: Path) -> None:
     for path in filled(tmp_path, [1, 2]):
         damage(path, "cut")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match="none of the 2 checkpoints") as caught:
+        with pytest.raises(CheckpointError, match="all 2 checkpoints") as caught:
             Checkpointer(tmp_path).latest()
         assert "damaged-epoch-0000-step-00000001" in caught.value.cause
 
 
 def test_when_all_are_abandoned_no_start_trains_from_zero(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    filled(tmp_path / "other", [0])
     filled(tmp_path, [1, 2])
-    Checkpointer(tmp_path).abandon_after((0, 0))
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+    Checkpointer(tmp_path).abandon_for(named_checkpoint(tmp_path / "other"))
+    with pytest.raises(CheckpointError, match="all 2 checkpoints"):
         Checkpointer(tmp_path).latest()
 
 
@@ -362,8 +364,31 @@ def test_going_back_to_a_copy_abandons_what_is_newer_whatever_the_copy_is_called
     paths = filled(tmp_path, [9, 10, 11])
     shutil.copytree(paths[1], tmp_path / "mybest")
     checkpointer = Checkpointer(tmp_path, keep=9)
-    checkpointer.abandon_after(named_checkpoint(tmp_path / "mybest").position)
+    checkpointer.abandon_for(named_checkpoint(tmp_path / "mybest"))
     assert listing(tmp_path) == [f"abandoned-{paths[2].name}", paths[0].name, paths[1].name, "mybest"]
+
+
+def test_what_is_set_aside_stays_when_a_run_goes_back_once_more(tmp_path: Path) -> None:
+    """It comes to the same positions each time."""
+    first, second = filled(tmp_path, [1, 2])
+    whole = named_checkpoint(first)
+    shutil.rmtree(second)
+    for number in (7, 8, 9):
+        Checkpointer(tmp_path).save({"number": number}, 2)
+        Checkpointer(tmp_path).abandon_for(whole)
+    aside = sorted(tmp_path.glob("abandoned-*"))
+    assert [load_checkpoint(path).state["number"] for path in aside] == [7, 8, 9]
+    assert named_checkpoint(tmp_path).path == first
+
+
+def test_another_one_of_the_same_position_is_set_aside(tmp_path: Path) -> None:
+    """A start that is killed before it has saved anything would else be followed by one that goes on from that."""
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    (own,) = filled(tmp_path / "own", [5])
+    other = Checkpointer(tmp_path / "other").save({"number": 777}, 5)
+    Checkpointer(own.parent).abandon_for(named_checkpoint(other))
+    assert listing(own.parent) == [f"abandoned-{own.name}"]
 
 
 def test_a_checkpoint_that_no_job_saved_is_refused(tmp_path: Path) -> None:

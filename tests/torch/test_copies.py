@@ -29,6 +29,7 @@ from hotloop.core.machine import read_machine
 from hotloop.storage.client_key import make_key
 from hotloop.train.checkpoint.checkpointer import load_checkpoint
 from hotloop.train.checkpoint.copies import Copies
+from hotloop.train.checkpoint.files import manifest_text, read_manifest
 from hotloop.train.observer import Event, Logged, Observer
 
 
@@ -90,7 +91,7 @@ def test_a_run_whose_disk_is_gone_goes_on_from_its_copies(hotloop: Command, job:
     for state in job.parent.glob("mine/checkpoints/epoch-*/state.pt"):
         state.write_bytes(b"damaged")
     done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=5", expect=0)
-    assert "none of the" in done.err, "of those on the disk"
+    assert "are set aside" in done.err, "of those on the disk"
     assert f"was fetched from s3://{bucket}/models/mine" in done.err
     assert "continuing at step 24" in done.err
     refused = hotloop("train", "job.toml", *to(bucket), "--resume", "never", expect=2)
@@ -149,6 +150,60 @@ def test_a_damaged_copy_is_passed_over(hotloop: Command, job: Path, bucket: str)
     assert Path(json.loads(done.out)["resumed_from"]).name == "epoch-0001-step-00000006"
     again = weights_of(job.parent / "mine")
     assert all((again[name] == expected[name]).all() for name in expected)
+
+
+def test_a_disk_that_was_away_is_behind_its_copies(hotloop: Command, job: Path, bucket: str) -> None:
+    """The run went on elsewhere meanwhile."""
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=1", expect=0)
+    shutil.copytree(job.parent / "mine", job.parent / "away")
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    shutil.rmtree(job.parent / "mine")
+    shutil.move(job.parent / "away", job.parent / "mine")
+    done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=3", expect=0)
+    assert "epoch-0002-step-00000012 was fetched from" in done.err
+    assert "continuing at step 12" in done.err
+
+
+@pytest.mark.parametrize("copy", ["whole", "damaged"])
+def test_of_a_damaged_newest_the_copy_is_taken(
+    hotloop: Command, job: Path, bucket: str, copy: str
+) -> None:
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    (job.parent / "mine/checkpoints/epoch-0002-step-00000012/state.pt").write_bytes(b"damaged")
+    if copy == "damaged":
+        made = copies(bucket)
+        obstore.put(made._store, "epoch-0002-step-00000012/state.pt", b"damaged")
+        made.close()
+    done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=3", expect=0)
+    assert done.err.count("trying the one before") == (2 if copy == "damaged" else 1)
+    assert f"continuing at step {6 if copy == 'damaged' else 12}" in done.err
+    aside = [path.name for path in job.parent.glob("mine/checkpoints/damaged-*")]
+    assert aside == ["damaged-epoch-0002-step-00000012"]
+
+
+def test_a_copy_of_a_newer_format_is_no_damage(hotloop: Command, job: Path, bucket: str) -> None:
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    made = copies(bucket)
+    name = "epoch-0002-step-00000012/manifest.json"
+    manifest = read_manifest((job.parent / "mine/checkpoints" / name).read_bytes())
+    obstore.put(made._store, name, manifest_text({**manifest, "format": 3}).encode())
+    made.close()
+    shutil.rmtree(job.parent / "mine")
+    for _ in range(2):
+        done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=3", expect=1)
+        assert "is of format 3" in done.err
+    assert not list(job.parent.glob("mine/checkpoints/damaged-*"))
+
+
+def test_the_last_copy_of_a_finished_run_is_made_up_for(hotloop: Command, job: Path, bucket: str) -> None:
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    made = copies(bucket)
+    made._remove("epoch-0002-step-00000012")
+    made.close()
+    done = hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    assert "has finished its 2 epochs" in done.err
+    assert f"copied to s3://{bucket}/models/mine/epoch-0002-step-00000012" in done.err
+    assert any(name.endswith("epoch-0002-step-00000012/manifest.json") for name in names(bucket))
 
 
 def test_going_back_removes_the_copies_that_came_after(hotloop: Command, job: Path, bucket: str) -> None:

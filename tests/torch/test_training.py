@@ -278,6 +278,41 @@ def test_going_back_in_a_run_leaves_its_later_checkpoints_behind(make_images: Ma
     assert any(path.name.startswith("abandoned-") for path in done.checkpoints.iterdir())
 
 
+def test_a_command_that_names_a_checkpoint_goes_on_when_it_is_repeated(make_images: Make, tmp_path: Path) -> None:
+    """As launchers do, also where the one that is named is kept no longer. Other settings begin there again."""
+    job = small(make_images(), tmp_path / "run", checkpoint__every="2 steps", checkpoint__keep=9, log__every=1)
+    done, _ = run(job)
+    back = done.checkpoints / "epoch-0001-step-00000006"
+    longer = small(tmp_path / "images", tmp_path / "run", checkpoint__every="2 steps", log__every=1, train__epochs=4)
+    _, stopped = run(longer, stop_at(11), resume=str(back))
+    assert stopped.steps == 11
+    assert not back.exists()
+    told = Told()
+    run(longer, told, resume=str(back))
+    assert told.of(Started)[0].progress.step == 11
+    (words,) = (one.text for one in told.of(Warned) if "going on from" in one.text)
+    assert "epoch-0002-step-00000011" in words
+    assert "--set run.dir=NEW" in words
+    other = longer.model_copy(update={"optimizer": longer.optimizer.model_copy(update={"learning_rate": 0.01})})
+    with pytest.raises(InputError, match="no checkpoint at"):
+        run(other, resume=str(back))
+
+
+def test_one_set_aside_that_is_named_is_saved_as_the_runs_own(make_images: Make, tmp_path: Path) -> None:
+    """Though it lies among them, no start counts it: a notice before the first step would else leave nothing."""
+    job = small(make_images(), tmp_path / "run", checkpoint__every="2 steps", checkpoint__keep=9, log__every=1)
+    done, _ = run(job)
+    last = max(done.checkpoints.glob("epoch-*"))
+    aside = last.rename(last.with_name(f"abandoned-{last.name}"))
+    notice = tmp_path / "notice"
+    notice.touch()
+    longer = {"checkpoint__every": "2 steps", "checkpoint__keep": 9, "log__every": 1, "train__epochs": 4}
+    asked = {"preemption__file": str(notice), "preemption__every": 0.001}
+    _, stopped = run(small(tmp_path / "images", tmp_path / "run", **longer, **asked), resume=str(aside))
+    assert stopped.status == "preempted"
+    assert last.is_dir()
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -5,6 +5,7 @@ runs/digits-20261121-093000/
   job.toml        the job as resolved
   machine.json    the machine as plain data
   starts.jsonl    one line a start, and how the one before it ended
+  origin.json     the checkpoint that was named to go on from, if one was
   metrics.jsonl   one line a logged step, epoch, validation and save
   events/         TensorBoard
   checkpoints/    step-00000120/ and so on
@@ -122,6 +123,10 @@ class Run:
         return self.directory / "starts.jsonl"
 
     @property
+    def origin_file(self) -> Path:
+        return self.directory / "origin.json"
+
+    @property
     def result_file(self) -> Path:
         return self.directory / "result.json"
 
@@ -162,6 +167,11 @@ class Run:
         write_atomic(self.machine_file, json.dumps(asdict(machine), indent=2) + "\n")  # with it there is a run
         write_atomic(self.job_file, job.to_toml())
         self.result_file.unlink(missing_ok=True)
+
+    def write_origin(self, checkpoint: Path, position: tuple[int, int], asked: str) -> None:
+        """Note the checkpoint that was named for this start to go on from, its epoch and step, and by which command."""
+        origin = {"checkpoint": str(checkpoint), "epoch": position[0], "step": position[1], "asked": asked}
+        write_atomic(self.origin_file, json.dumps(origin) + "\n")
 
     def write_result(self, result: Result) -> None:
         """Write `result.json` whole or not at all."""
@@ -249,7 +259,8 @@ class Run:
 
 
 _OF_A_START = re.compile(
-    r"checkpoints|starts\.jsonl|\.lock|\.writable|\.(machine\.json|starts\.jsonl|\.writable)\.\d+\.tmp"
+    r"checkpoints|starts\.jsonl|origin\.json|\.lock|\.writable|"
+    r"\.(machine\.json|starts\.jsonl|origin\.json|\.writable)\.\d+\.tmp"
 )
 """What a start leaves that was killed before there was a run."""
 

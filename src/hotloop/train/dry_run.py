@@ -7,11 +7,12 @@ from typing import Any
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 from hotloop.core.run import Run, require_run_place
-from hotloop.train.checkpoint.checkpointer import Loaded, named_checkpoint, newest_path
+from hotloop.train.checkpoint.checkpointer import OTHERS, Loaded, named_checkpoint, newest_path, refuse_set_aside
 from hotloop.train.prepare import Ready, check_last_batch, count_parameters, count_steps, prepare
 from hotloop.train.ranks import inner
 from hotloop.train.resolve import Choice, choose_parallel
 from hotloop.train.resume import check_device, check_identity, identity
+from hotloop.train.resume_point import saved_since
 from hotloop.train.sharded import check_divisible
 from hotloop.train.world import DIVIDED, World, check_shardable, check_share, in_teams
 
@@ -33,7 +34,7 @@ def inspect_job(job: Job, machine: Machine, processes: int = 1, resume: str = "a
     ready = prepare(job, replace(machine, cpus=max(1, machine.cpus // processes)), lambda text: None)
     sizes = [len(dataset) for dataset, _ in ready.datasets]
     check_last_batch(ready.job, ready.task, ready.step.model, sizes[0], world.data_size)
-    continued = _continued(ready, resume)
+    continued = _continued(job, ready, resume)
     return {
         "model": ready.job.model.name,
         "parameters": count_parameters(ready.step.model),
@@ -50,17 +51,24 @@ def inspect_job(job: Job, machine: Machine, processes: int = 1, resume: str = "a
     }
 
 
-def _continued(ready: Ready, resume: str) -> Loaded | None:
+def _continued(job: Job, ready: Ready, resume: str) -> Loaded | None:
     """The checkpoint that it would go on from.
 
     Raises:
         InputError: there is none, or it is of something else.
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or all there are were set aside.
     """
-    run = Run(Path(ready.job.run.dir)) if ready.job.run.dir and resume == "auto" else None
-    if resume == "never" or (resume == "auto" and not (run and newest_path(run.checkpoints))):
+    run = Run(Path(job.run.dir)) if job.run.dir else None
+    if run and saved_since(run, job, resume):
+        resume = "auto"
+    if resume == "auto" and run and newest_path(run.checkpoints):
+        loaded = named_checkpoint(run.directory, lazily=True)
+    elif resume not in ("auto", "never"):
+        loaded = named_checkpoint(Path(resume), lazily=True)
+    else:
+        if resume == "auto" and run and not job.checkpoint.copy_to:
+            refuse_set_aside(run.checkpoints, OTHERS)
         return None
-    loaded = named_checkpoint(run.directory if run else Path(resume), lazily=True)
     check_identity(loaded, identity(ready.job, inner(ready.step.model), ready.datasets[0][0]))
     check_device(loaded, ready.choices)
     return loaded

@@ -6,7 +6,7 @@ in the checkpoint.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,13 +25,14 @@ from hotloop.train.checkpoint.copies import Copies
 from hotloop.train.checkpoint.parts import State
 from hotloop.train.checkpoint.saving import Saving
 from hotloop.train.checkpoint.schedule import SaveSchedule
+from hotloop.train.copying import tell_copies, wait_for_copies, wait_together
 from hotloop.train.damages import Damages
 from hotloop.train.data_meter import DataMeter, StepTimer
 from hotloop.train.flops import Arithmetic, matrix_rate
-from hotloop.train.heartbeat import PATIENCE_SECONDS, Heart
+from hotloop.train.heartbeat import Heart
 from hotloop.train.losses import Losses, check_finite
 from hotloop.train.memory import LeakDetector, MemoryMarks, peak_memory_bytes
-from hotloop.train.observer import Copied, Logged, Observer, Saved, Validated
+from hotloop.train.observer import Logged, Observer, Saved, Validated
 from hotloop.train.patience import StopRequested, WorkerDeaths
 from hotloop.train.preemption import Preemption
 from hotloop.train.preparation import Preparation
@@ -46,7 +47,6 @@ from hotloop.train.validate import validate
 from hotloop.train.window import Window
 from hotloop.train.world import ALONE, SAVED, World
 
-_LOOK_SECONDS = 0.02
 _PROBE_SIZE = 4096
 """Of the matrices by which ranks are compared: 0.2 GiB, and 10¹² operations in all."""
 _LOG_STEPS, _LOG_SECONDS = 10, 0.25
@@ -181,7 +181,7 @@ class Loop:
                 self._save_what_is_begun()
                 raise
             self._save_and_wait()
-            self.wait_for_copies()
+            wait_for_copies(self._parts.copies, self._world, self._parts.heart, self._parts.observer)
             self._agreement.finish()
             return True
 
@@ -403,7 +403,7 @@ class Loop:
         self._log(wait=True)  # what the device still computes is no stall; all from here on is
         started, place = time.perf_counter(), (self.progress.step, self.progress.epoch)
         busy = self._saving is not None and not last
-        self._wait_together(self._has_saved)
+        wait_together(self._world, self._parts.heart, self._has_saved)
         waited = time.perf_counter() - started
         self._end_saving()
         if self._world.first and busy and (late := self._saves.wait_warning(waited)):
@@ -427,39 +427,17 @@ class Loop:
         """The checkpoint that a run ends with."""
         self._save(last=True)
         self._parts.heart.enter("saving")
-        self._wait_together(self._has_saved)
+        wait_together(self._world, self._parts.heart, self._has_saved)
         self._end_saving()
-
-    def wait_for_copies(self) -> None:
-        """Of checkpoints, until they are in the store; all ranks call it."""
-        self._wait_together(lambda: self._parts.copies is None or self._parts.copies.done())
-        self._look_at_copies(wait=True)
-        self._parts.heart.enter("ending")
 
     def _has_saved(self) -> bool:
         return self._saving is None or self._saving.saving.done()
-
-    def _wait_together(self, done: Callable[[], bool]) -> None:
-        """Until it is so on all ranks: what comes next has a limit, and a disk or a store may take longer than that."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while self._world.any(not done() and time.monotonic() < until):
-            self._parts.heart.beat()
-            time.sleep(_LOOK_SECONDS)
 
     def _look_at_saving(self) -> None:
         """Note that a checkpoint is whole, once it is."""
         if self._saving and self._saving.saving.done():
             self._end_saving()
-        self._look_at_copies(wait=False)
-
-    def _look_at_copies(self, wait: bool) -> None:
-        for copy in self._parts.copies.finished(wait) if self._parts.copies else []:
-            if copy.refused:
-                raise copy.refused
-            if copy.trouble:
-                self._parts.observer.warn(f"no copy at {copy.place}: {copy.trouble}")
-            else:
-                self._parts.observer.on(Copied(copy.place, copy.seconds))
+        tell_copies(self._parts.copies, self._parts.observer)
 
     def _end_saving(self, copy: bool = True) -> None:
         """Wait until the one that is being written is whole."""

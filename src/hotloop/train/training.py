@@ -13,20 +13,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hotloop.core.errors import CheckpointError, HotloopError, InputError, cannot_write
+from hotloop.core.errors import CheckpointError, HotloopError, cannot_write
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
-from hotloop.core.process import parent_started
 from hotloop.core.run import LAUNCHED, Result, Run, Status, open_run
 from hotloop.core.units import count
 from hotloop.data.arrays import ArrayDataset
 from hotloop.data.loader import Loaders
 from hotloop.pages.run import write_report
 from hotloop.train.card_errors import card_errors
-from hotloop.train.checkpoint.checkpointer import Checkpointer, Loaded, load_checkpoint, named_checkpoint, newest_path
-from hotloop.train.checkpoint.copies import Copies, remove_left
-from hotloop.train.checkpoint.hashes import HashedTogether, hash_files
+from hotloop.train.checkpoint.checkpointer import Loaded
 from hotloop.train.checkpoint.parts import StoredTensor
+from hotloop.train.copying import wait_for_copies
 from hotloop.train.data_meter import DataSpeed
 from hotloop.train.decoders import open_decoding
 from hotloop.train.decoding import Decoding
@@ -46,10 +44,11 @@ from hotloop.train.random_state import restore_random_state
 from hotloop.train.ranks import inner
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
-from hotloop.train.resume import changed_settings, check_device, check_identity, identity, restore, set_aside
+from hotloop.train.resume import changed_settings, identity, restore
+from hotloop.train.resume_point import asked_for, find, gone, is_own, looked_up, open_copies, started_again
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
-from hotloop.train.world import ALONE, FAILED, RESUMED, SAVED, World, in_teams, peer_lost, under_torchrun
+from hotloop.train.world import ALONE, FAILED, RESUMED, World, in_teams, peer_lost
 
 
 def train_job(
@@ -80,11 +79,12 @@ def train_job(
     """
     with closing(observer), ExitStack() as stack:
         heart = _watched_heart(job, world, stack, last)
-        job, resume = _started_again(job, resume, world)
+        asked = asked_for(job, resume)
+        job, resume = started_again(job, resume, world, observer.warn)
         world = in_teams(world, job)
         preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
         ready = prepare(job, machine, observer.warn, world)
-        named = _looked_up(job, resume, observer) if world.first else None
+        named = looked_up(job, resume, observer.warn) if world.first else None
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
         stack.enter_context(card_errors(next(ready.step.model.parameters()).device, observer.warn))
         ready, decoding = _with_decoder(ready, stack, observer.warn)
@@ -108,10 +108,10 @@ def train_job(
             deaths=deaths,
             world=world,
             heart=heart,
-            copies=_copies(job, run, resume, observer.warn, stack, heart) if world.first else None,
+            copies=open_copies(job, run, resume, stack) if world.first else None,
             preparation=_preparation(ready, train, world),
         )
-        return run, _Training(parts, machine, ready.choices).run(named)
+        return run, _Training(parts, machine, ready.choices, asked).run(named)
 
 
 def _watched_heart(job: Job, world: World, stack: ExitStack, last: bool) -> Heart:
@@ -135,51 +135,8 @@ def _preemption(job: Job, observer: Observer, world: World, stop_file: str, last
     return Preemption(asked.cloud, asked.address, asked.file, asked.every, observer.warn, world.folder, stop_file, last)
 
 
-def _looked_up(job: Job, resume: str, observer: Observer) -> Loaded | None:
-    """The checkpoint that was asked for by name; the run that is not to be continued steps aside."""
-    if resume == "never" and job.run.dir:
-        directory = Path(job.run.dir)
-        if job.checkpoint.copy_to:  # before anything is renamed
-            _refuse_earlier(Copies(job.checkpoint, job.storage, directory.absolute().name), resume)
-        if aside := set_aside(directory):
-            observer.warn(f"the earlier run is now {aside}")
-    return None if resume in ("auto", "never") else named_checkpoint(Path(resume), observer.warn, lazily=True)
-
-
-_ALIVE_SECONDS = 10.0
 _LOCK_SECONDS = 150.0
 """What an engine starts again may find the lock of a machine that is gone, on a network disk."""
-
-
-def _started_again(job: Job, resume: str, world: World) -> tuple[Job, str]:
-    """The job and what it resumes: the run that these ranks have begun, if they were started again.
-
-    Raises:
-        HotloopError: that run is no longer there.
-    """
-    begun = world.noted("run")
-    if world.first and job.run.dir and under_torchrun() and _has_begun(Run(Path(job.run.dir)), saved=resume != "never"):
-        return job, "auto"
-    if not begun:
-        return job, resume
-    if not Path(begun).is_dir():
-        raise _gone(Path(begun))
-    job = job.model_copy(update={"run": job.run.model_copy(update={"dir": begun})})
-    return job, "auto" if resume == "never" or world.noted(SAVED) else resume
-
-
-def _has_begun(run: Run, saved: bool) -> bool:
-    """Whether ranks that the same torchrun has started have begun a run, or have saved in it."""
-    newest = (newest_path(run.checkpoints) if saved else run.machine_file) if run.exists else None
-    return bool(newest and newest.stat().st_mtime >= parent_started())
-
-
-def _gone(directory: Path) -> HotloopError:
-    return HotloopError(
-        f"{directory} has gone",
-        "the run's directory was deleted or moved, or its disk is no longer mounted, while it trained",
-        "bring it back and start the same command again; anew: --set run.dir=NEW",
-    )
 
 
 def _recorders(job: Job, run: Run, stack: ExitStack, notify: Callable[[str], None]) -> list[Observer]:
@@ -206,59 +163,6 @@ def _published(run: Run, job: Job, heart: Heart, stack: ExitStack) -> Observer:
     stack.callback(publisher.close)
     heart.publish(publisher)
     return Published(publisher)
-
-
-def _alive(heart: Heart, folder: Path) -> Callable[[], None]:
-    """To be called while the first rank alone has much to do: the others, which wait to `serve`, hear of it."""
-    told = time.monotonic()
-
-    def alive() -> None:
-        nonlocal told
-        heart.beat()
-        if time.monotonic() - told > _ALIVE_SECONDS:
-            HashedTogether(heart.world)(folder, ())
-            told = time.monotonic()
-
-    return alive
-
-
-def _copies(
-    job: Job, run: Run, resume: str, notify: Callable[[str], None], stack: ExitStack, heart: Heart
-) -> Copies | None:  # fmt: skip
-    """Where the run's checkpoints are copied to, if they are; without any on the disk, it goes on from there.
-
-    Raises:
-        InputError: the store does not answer, or holds copies of an earlier run that is not to be continued.
-        CheckpointError: what is there cannot be read.
-    """
-    remove_left(run.checkpoints)
-    if not job.checkpoint.copy_to:
-        return None
-    copies = Copies(job.checkpoint, job.storage, run.directory.name)
-    stack.callback(copies.close)
-    if newest_path(run.checkpoints):
-        return copies
-    if resume == "auto":
-        _fetch(copies, run.checkpoints, notify, heart)
-    else:
-        _refuse_earlier(copies, resume)
-    return copies
-
-
-def _fetch(copies: Copies, folder: Path, notify: Callable[[str], None], heart: Heart) -> bool:
-    """Bring the newest copy that can be used; whether there is one."""
-    fetched = copies.fetch_newest(folder, notify, _alive(heart, folder))
-    if fetched:
-        notify(f"{fetched} was fetched from {copies.url}")
-    return fetched is not None
-
-
-def _refuse_earlier(copies: Copies, resume: str) -> None:
-    if copies.positions():
-        raise InputError(
-            f"{copies.url} has checkpoints of an earlier run", f"--resume {resume} does not continue them",
-            "--set checkpoint.copy_to=OTHER, or remove them there",
-        )  # fmt: skip
 
 
 def _with_decoder(ready: Ready, stack: ExitStack, notify: Callable[[str], None]) -> tuple[Ready, Decoding | None]:
@@ -299,31 +203,37 @@ def _sources(
 
 @dataclass(frozen=True)
 class _Training:
-    """One run in its directory."""
+    """One run in its directory.
+
+    Attributes:
+        asked: by which command.
+    """
 
     parts: Parts
     machine: Machine
     choices: list[Choice]
+    asked: str
 
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
         parts = self.parts
         with parts.heart.working():
-            loaded = self._found(named)
+            loaded = find(parts, named, self.choices, self.asked)
             progress = restore(loaded, parts.step) if loaded else Progress()
         parts.world.note(RESUMED, str(progress.step))
+        own = loaded is not None and is_own(loaded, parts.run)
+        if loaded and own and parts.copies:
+            parts.copies.make_up(loaded.path)
         before = parts.run.result()
         if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
             if parts.world.first:
                 epochs = count(progress.epoch, "epoch")
                 parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")
+            wait_for_copies(parts.copies, parts.world, parts.heart, parts.observer)
             return before
         if parts.world.first:
             parts = replace(parts, history=parts.run.note_start(time.time(), os.environ.get(LAUNCHED, "")))
-        own = loaded is not None and loaded.path.resolve().parent == parts.run.checkpoints.resolve()
         loop = Loop(parts, progress, saved=own)
-        if loaded and own and parts.copies:
-            parts.copies.make_up(loaded.path)
         resumed_from = str(loaded.path) if loaded else ""
         try:
             if parts.world.first:
@@ -352,44 +262,10 @@ class _Training:
 
     def _wait_for_copies(self, loop: Loop, result: Result) -> None:
         try:
-            loop.wait_for_copies()
+            wait_for_copies(self.parts.copies, self.parts.world, self.parts.heart, self.parts.observer)
         except HotloopError as error:  # a store that does not encrypt them, say
             self._end(replace(result, status="failed", error=str(error)), loop)
             raise
-
-    def _found(self, named: Loaded | None) -> Loaded | None:
-        """The checkpoint to go on from: on all ranks the one that the first has chosen, and all have verified."""
-        world, together = self.parts.world, HashedTogether(self.parts.world)
-        if not world.first:
-            together.serve()
-            chosen = world.from_first(None)
-            return load_checkpoint(chosen, lazily=True, hashes=None) if chosen else None
-        checkpointer = Checkpointer(self.parts.run.checkpoints, warn=self.parts.observer.warn)
-        hashes = together if world.size > 1 else hash_files
-        try:
-            loaded = named or checkpointer.latest(lazily=True, hashes=hashes)
-        except CheckpointError as error:  # those here are damaged and set aside
-            if not self._fetched_instead(error):
-                raise
-            loaded = checkpointer.latest(lazily=True, hashes=hashes)
-        if loaded:
-            check_identity(loaded, self.parts.identity)
-            check_device(loaded, self.choices)
-        if named:
-            checkpointer.abandon_after(named.position)
-            if self.parts.copies:
-                self.parts.copies.drop_newer(named.position)
-        together.end()
-        world.from_first(loaded.path if loaded else None)
-        return loaded
-
-    def _fetched_instead(self, error: CheckpointError) -> bool:
-        """Whether there was a copy in object storage, which is here now."""
-        parts, folder = self.parts, self.parts.run.checkpoints
-        if parts.copies is None or newest_path(folder):
-            return False
-        parts.observer.warn(error.what)
-        return _fetch(parts.copies, folder, parts.observer.warn, parts.heart)
 
     def _restore_random_state(self, loaded: Loaded) -> None:
         states, rank = loaded.state["random_states"], self.parts.world.data_rank
@@ -454,7 +330,7 @@ class _Training:
         """A failed write in words; other errors as they are."""
         directory = self.parts.run.directory
         if isinstance(error, OSError | CheckpointError) and not directory.is_dir():
-            return _gone(directory)
+            return gone(directory)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             return cannot_write(directory, error, HotloopError)
         return error

@@ -5,7 +5,7 @@ everything else, and `manifest.json` with size and SHA-256 of each file, and its
 name, fsynced and renamed, and verified before it is loaded.
 """
 
-import shutil
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,19 +135,18 @@ class Checkpointer:
         loaded, damaged = _newest(self._directory, self._warn, lazily, hashes)
         for path in damaged:
             _rename(path, "damaged")
-        aside = set_aside(self._directory)
-        if loaded is None and aside:
-            raise CheckpointError(
-                f"none of the {len(aside)} checkpoints in {self._directory} can be continued",
-                f"they are damaged, or were abandoned for another one: {', '.join(aside)}",
-                "--resume PATH continues another; --resume never starts anew and keeps them",
-            )
+        if loaded is None:
+            refuse_set_aside(self._directory, OTHERS)
         return loaded
 
-    def abandon_after(self, position: Position) -> None:
-        """Rename checkpoints newer than that to `abandoned-...`: the run goes on from before them."""
-        for newer, path in all_checkpoints(self._directory):
-            if newer > position:
+    def abandon_for(self, chosen: Loaded) -> None:
+        """Rename those that the run does not come from, if it goes on from that one, to `abandoned-...`.
+
+        These are the newer ones, and another one of the same position.
+        """
+        manifest = (chosen.path / MANIFEST).read_bytes()
+        for at, path in all_checkpoints(self._directory):
+            if at > chosen.position or (at == chosen.position and (path / MANIFEST).read_bytes() != manifest):
                 _rename(path, "abandoned")
 
 
@@ -184,11 +183,12 @@ def _newest(
 
 
 def _rename(path: Path, why: str) -> None:
-    aside = path.with_name(f"{why}-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
+    """What an earlier start has set aside stays: a run that goes back comes to the same positions again."""
+    names = itertools.chain([f"{why}-{path.name}"], (f"{why}-{path.name}-{number}" for number in itertools.count(2)))
+    path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
 
 
+OTHERS = "--resume PATH continues another; --resume never starts anew and keeps them"
 _OTHER = "name another checkpoint; of a training: --resume PATH"
 
 
@@ -197,11 +197,11 @@ def set_aside(folder: Path) -> list[str]:
     return [path.name for why in ("damaged", "abandoned") for path in sorted(folder.glob(f"{why}-epoch-*"))]
 
 
-def refuse_set_aside(folder: Path) -> None:
+def refuse_set_aside(folder: Path, fix: str = "name another run") -> None:
     """Raise CheckpointError where those that are set aside are all there are."""
     if aside := set_aside(folder):
         what = f"all {len(aside)} checkpoints in {folder} are set aside"
-        raise CheckpointError(what, f"they are damaged or abandoned: {', '.join(aside)}", "name another run")
+        raise CheckpointError(what, f"they are damaged, or were abandoned for another one: {', '.join(aside)}", fix)
 
 
 def verify_checkpoint(path: Path, hashes: Hashes = hash_files) -> Position:

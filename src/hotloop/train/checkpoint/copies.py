@@ -20,7 +20,7 @@ from hotloop.core.units import count
 from hotloop.data.object_store import obstore_module, open_store, reason
 from hotloop.storage.client_key import SUFFIX, ClientKey, Damaged, WrongKey
 from hotloop.storage.encryption import NotEncrypted, encryption
-from hotloop.train.checkpoint.checkpointer import newest_path, verify_checkpoint
+from hotloop.train.checkpoint.checkpointer import DamagedError, newest_path, verify_checkpoint
 from hotloop.train.checkpoint.files import MANIFEST, Position, checkpoint_name, describe, position_of, read_manifest
 
 _PIECE_BYTES, _AT_ONCE = 1 << 24, 16
@@ -54,10 +54,11 @@ class Copy:
 
 
 def remove_left(folder: Path) -> None:
-    """Remove what a killed start had put aside to send; where there are checkpoints, also what it had fetched."""
-    useless = (_SENT, _BEGUN) if newest_path(folder) else (_SENT,)
-    for left in [path for path in folder.glob(".*") if path.name.startswith(useless)]:
-        shutil.rmtree(left)
+    """Remove what a killed start had put aside to send, and what it had fetched of copies that are not newer."""
+    newest = newest_path(folder)
+    for left in [path for path in folder.glob(".*") if path.name.startswith((_SENT, _BEGUN))]:
+        if left.name.startswith(_SENT) or (newest and left.name <= f"{_BEGUN}{newest.name}"):
+            shutil.rmtree(left)
 
 
 class Copies:
@@ -126,29 +127,33 @@ class Copies:
             raise InputError(f"checkpoint.copy_to: {self.url} does not answer", reason(error), fix) from None
 
     def fetch_newest(
-        self, folder: Path, warn: Callable[[str], None], alive: Callable[[], None] = lambda: None
-    ) -> Path | None:
+        self, folder: Path, warn: Callable[[str], None], alive: Callable[[], None] = lambda: None,
+        after: Position | None = None,
+    ) -> Path | None:  # fmt: skip
         """Bring the newest one that is whole to a folder; nothing if there is none.
 
         Args:
             alive: called with each piece that has come.
+            after: only one that is newer than this; where none of those can be used, that is what there is.
 
         Raises:
-            CheckpointError: one cannot be read now; or there are some, and none can be used: they are damaged, or
-                encrypted for another key, or not encrypted by a key although the job names one.
+            CheckpointError: one cannot be read now, or not by this hotloop; or there are some, and none can be used:
+                they are damaged, or encrypted for another key, or not encrypted by a key although the job names one.
             OSError: it cannot be written.
         """
         failed = list[CheckpointError]()
-        for position in self._whole(f"/{MANIFEST}{SUFFIX}" if self._key else f"/{MANIFEST}"):
+        for position in _newer(self._whole(f"/{MANIFEST}{SUFFIX}" if self._key else f"/{MANIFEST}"), after):
             try:
                 return self._fetched(position, folder, alive)
             except (WrongKey, Damaged, _DamagedCopy) as error:
                 failed.append(error)
                 warn(f"{self.url}/{checkpoint_name(position)}: {error.cause}; trying the one before")
+        if failed and after:
+            return None
         if failed:
             what = f"none of the {count(len(failed), 'copy', 'copies')} at {self.url} can be used"
             raise CheckpointError(what, failed[0].cause, failed[0].fix)
-        if others := self.positions():
+        if others := _newer(self.positions(), after):
             what = f"{count(len(others), 'copy', 'copies')} at {self.url} cannot be used"
             if self._key:
                 cause = "storage.client_key is set, and they are not encrypted"
@@ -180,10 +185,9 @@ class Copies:
                 return folder / name
             cause = f"it is the checkpoint of epoch {found[0]}, step {found[1]}: another one was put in its place"
             error = CheckpointError(f"{name} is another one", cause, _EARLIER)
-        except CheckpointError as damaged:
+        except DamagedError as damaged:
             error = damaged
-        shutil.rmtree(folder / f"damaged-{name}", ignore_errors=True)  # of an earlier start
-        (folder / name).rename(folder / f"damaged-{name}")
+        shutil.rmtree(folder / name)  # the store still has it
         raise _DamagedCopy(error.what, error.cause, error.fix)
 
     def _fetch_missing(self, name: str, begun: Path, alive: Callable[[], None]) -> None:
@@ -261,11 +265,11 @@ class Copies:
         self._begun = [one for one in self._begun if one not in done]
         return [one.result() for one in done if not one.cancelled()]
 
-    def drop_newer(self, position: Position) -> None:
-        """Remove those after a position: the run goes on from before them."""
-        for newer in self.positions():
-            if newer > position:
-                self._remove(checkpoint_name(newer))
+    def drop_newer(self, position: Position, or_same: bool = False) -> None:
+        """Remove those after a position, or the one at it too: the run goes on from another one."""
+        for there in self.positions():
+            if there > position or (or_same and there == position):
+                self._remove(checkpoint_name(there))
 
     def close(self) -> None:
         """Copy nothing more."""
@@ -316,6 +320,10 @@ class Copies:
         found = sorted(path for path in self._names() if path.startswith(f"{name}/"))
         for path in sorted(found, key=lambda path: not path.removesuffix(SUFFIX).endswith(MANIFEST)):
             self._obstore.delete(self._store, path)
+
+
+def _newer(positions: list[Position], than: Position | None) -> list[Position]:
+    return [position for position in positions if than is None or position > than]
 
 
 def _link(file: str, link: str) -> None:
