@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from runs import (
     TOKENS_JOB,
     folder_of,
     losses,
+    paced_job,
     rank_of,
     read_by_torch,
     read_until,
@@ -419,6 +421,7 @@ def test_ranks_move_to_gpus_that_answer(asked: str, answered: str, used: str, te
 
 LOST_GPU = """
 import sys
+import time
 from hotloop.core.job import RanksSection
 from hotloop.train.elastic import train_in_ranks
 from hotloop.train.gpus import Answers
@@ -711,3 +714,45 @@ def test_float8_goes_with_divided_weights_and_not_with_divided_layers(hotloop: C
     assert "--set parallel=fsdp" in done.err
     done = hotloop("train", "job.toml", *options, "parallel=fsdp", expect=2)
     assert 'precision = "float8" on a CPU' in done.err, "that alone is against it here"
+
+
+@pytest.mark.slow
+def test_a_stop_is_heard_where_somebody_has_cleaned_up_after_the_ranks(job: Path) -> None:
+    """Systemd may remove from /tmp what is ten days old."""
+    with started(job.parent, "--set", "run.dir=run", "--set", "train.epochs=2000", *TWO) as child:
+        read_until(child, "step")
+        notices = list(folder_of(rank_of(child.pid, 1)).glob("stop.*"))
+        assert notices
+        for notice in notices:
+            notice.unlink()
+        child.send_signal(signal.SIGTERM)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert "saved, as SIGTERM asked" in out
+
+
+@pytest.mark.slow
+def test_ranks_that_were_suspended_longer_than_a_hang_may_take_go_on(job: Path) -> None:
+    job.write_text(paced_job(epochs=2))
+    slow = ["--set", "task.arguments.seconds=3", "--set", "ranks.timeout=5 s"]
+    with started(job.parent, "--set", "run.dir=run", *slow, *TWO) as child:
+        read_until(child, "step")
+        processes = [child.pid, *(rank_of(child.pid, rank) for rank in (0, 1))]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        time.sleep(8)  # the fault
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert "makes no progress" not in err
+
+
+@pytest.mark.slow
+def test_a_training_that_is_done_is_no_hang_though_a_rank_does_not_come_to_its_end(hotloop: Command, job: Path) -> None:
+    ends_late = "import atexit, os, time\nif os.environ.get('RANK') == '0': atexit.register(time.sleep, 300)\n"
+    (job.parent / "late.py").write_text(f"{ends_late}from tiny import *\n")
+    job.write_text(job.read_text().replace("[task]\nimage_size = 16\n", "[task]\nname = 'late:Regression'\n"))
+    options = ["--set", "model.name=line", "--set", "run.dir=run", "--set", "ranks.timeout=4 s"]
+    hotloop("train", "job.toml", *TWO, *options, expect=0, timeout=100)
+    assert json.loads((job.parent / "run/result.json").read_text())["status"] == "finished"

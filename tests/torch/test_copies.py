@@ -165,9 +165,7 @@ def test_a_disk_that_was_away_is_behind_its_copies(hotloop: Command, job: Path, 
 
 
 @pytest.mark.parametrize("copy", ["whole", "damaged"])
-def test_of_a_damaged_newest_the_copy_is_taken(
-    hotloop: Command, job: Path, bucket: str, copy: str
-) -> None:
+def test_of_a_damaged_newest_the_copy_is_taken(hotloop: Command, job: Path, bucket: str, copy: str) -> None:
     hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
     (job.parent / "mine/checkpoints/epoch-0002-step-00000012/state.pt").write_bytes(b"damaged")
     if copy == "damaged":

@@ -43,6 +43,38 @@ def test_a_first_step_that_compiles_has_more_time(tmp_path: Path, monkeypatch: p
             assert bool(watch.hung()) == hangs, now
 
 
+def test_a_time_for_which_all_were_suspended_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+        heart.step = 1
+        heart.beat()
+        heart._write()
+        watch = hang.Watch(tmp_path, 10.0)
+        assert watch.hung() == ""
+        now[0] = 1000.0
+        watch.forgive(998.0)
+        assert watch.hung() == ""
+        now[0] = 1009.0
+        assert watch.hung().startswith("rank 0 makes no progress")
+
+
+def test_ranks_that_go_on_while_their_stacks_are_asked_for_do_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Heart(replace(ALONE, size=2, folder=str(tmp_path))) as heart:
+
+        def goes_on(seconds: float) -> None:
+            heart.beat()
+            heart._write()
+
+        monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=goes_on))
+        watch = hang.Watch(tmp_path, 0.0)
+        assert watch.hung() == ""
+        monkeypatch.setattr(hang.time, "sleep", lambda seconds: None)
+        assert watch.hung().startswith("rank 0 makes no progress")
+
+
 def test_a_machine_whose_ranks_wait_lets_another_one_say_first_who_holds_all_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

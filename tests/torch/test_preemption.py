@@ -294,3 +294,25 @@ def test_a_mount_that_stands_still_makes_nobody_deaf(tmp_path: Path, monkeypatch
     for watcher in preemption._watchers:
         watcher.join()
     assert preemption.requested == "Slurm cancels it"
+
+
+@pytest.mark.parametrize("is_rank", [False, True])
+def test_signals_to_a_users_forked_children_end_these_alone(tmp_path: Path, is_rank: bool) -> None:
+    """As of a pool that is left before its work is done; in the pipe of a rank a SIGTERM would be the end of it."""
+    program = """
+import multiprocessing, sys, time
+from hotloop.train.preemption import Preemption
+
+def slow(number):
+    time.sleep(60 * number)
+    return number
+
+with Preemption("off", ranks_folder=sys.argv[1]) as preemption:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(next(pool.imap_unordered(slow, range(4))))
+    time.sleep(1.5)  # the rank looks five times a second, and gives itself another one
+    print(f"goes on {preemption.requested}")
+"""
+    command = [sys.executable, "-c", program, str(tmp_path) if is_rank else ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\ngoes on \n"), done.stderr

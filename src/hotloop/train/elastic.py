@@ -37,6 +37,10 @@ _REPORTS_SECONDS = 10.0
 """For other machines to say what their ranks are at; it takes them two."""
 _GRACE_SECONDS = 10.0
 """For ranks to find out by themselves that others are gone, and say how."""
+_FROZEN_SECONDS = 1.0
+"""So much later than it was to this process goes on if it was suspended with its ranks, as Slurm or a container may."""
+_FRESH_SECONDS = 3600.0
+"""Files whose times are all ten days old are removed from /tmp where systemd is asked to (tmpfiles.d(5))."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -192,7 +196,7 @@ class _Attempt:
         self._limit = limit_seconds
         self._nodes = nodes
         self._machines = machines
-        self._news_since = 0.0
+        self._news_since = self._fresh_until = 0.0
         self._has_reported = False
         self._lost: Lost | None = None
         self._error: BaseException | None = None
@@ -269,7 +273,7 @@ class _Attempt:
             agent.start()
             hung, others = "", list[str]()
             try:
-                while not self._ended.wait(_LOOK_SECONDS):  # an interrupted `join` takes the thread for ended
+                while not self._has_ended():
                     self._report_if_asked()
                     if not hung and not self._machines.has_ended and (hung := self._watch.hung()):
                         self._machines.tell(End(1, hung))  # before another one comes to say what it waits for
@@ -282,12 +286,23 @@ class _Attempt:
                 while not self._ended.wait(_LOOK_SECONDS):
                     _kill_ranks(self._folder)
                 raise
-        if hung:
+        if hung and self.said is None:  # else all have trained, and one does not come to its end
             report = "\n".join([self._watch.report, *others])
             raise HotloopError(hung, report, "mend what holds it up, and start the same command again")
         if self._error:
             raise self._error
         return self._lost
+
+    def _has_ended(self) -> bool:
+        """Look a moment later. An interrupted `join` would take the thread for ended."""
+        began = time.monotonic()
+        ended = self._ended.wait(_LOOK_SECONDS)
+        if (more := time.monotonic() - began - _LOOK_SECONDS) > _FROZEN_SECONDS:
+            self._watch.forgive(more)
+        if began > self._fresh_until:
+            _refresh(self._folder)
+            self._fresh_until = began + _FRESH_SECONDS
+        return ended
 
     def _report_if_asked(self) -> None:
         """Another machine's ranks hang, perhaps as they wait for these."""
@@ -369,6 +384,13 @@ def _of_ranks(folder: Path, number: int, restart: int, more: Mapping[str, str]) 
     return environment(added)
 
 
+def _refresh(folder: Path) -> None:
+    """Read all of it, as far as its times tell."""
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):
+            os.utime(path, (time.time(), path.stat().st_mtime))
+
+
 @contextmanager
 def _stopped_by_signals(file: Path) -> Iterator[None]:
     """Signals become a notice to the ranks; a second Ctrl-C interrupts at once, as usual. Afterwards the process only
@@ -382,7 +404,10 @@ def _stopped_by_signals(file: Path) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with suppress(FileNotFoundError):  # a second one of that kind
             notices[signal.Signals(number)].replace(file)
-        os.utime(file)
+        try:
+            os.utime(file)
+        except FileNotFoundError:  # somebody has removed the notice
+            file.write_text(signal.Signals(number).name)
 
     for number in heard:  # now: later the disk may be full
         notices[number].write_text(number.name)

@@ -57,8 +57,7 @@ class Watch:
     def hung(self) -> str:
         """Who holds the others up, in a line; empty while there is progress."""
         beats = self.beats()
-        seen = {rank: (beat.beats, beat.signs, beat.phase) for rank, beat in beats.items()}
-        now = time.monotonic()
+        seen, now = _signs(beats), time.monotonic()
         if seen != self._seen:
             self._seen, self._since, self._moved, self._verdict = seen, now, True, ""
         if self._elsewhere and self._has_moved_elsewhere(self._elsewhere, now):
@@ -75,6 +74,10 @@ class Watch:
         if self._elsewhere and all(beat.phase == ENDED for beat in beats.values()):
             return ""  # their processes wait for other machines' ranks to end
         return self._judged(beats, limit)
+
+    def forgive(self, seconds: float) -> None:
+        """For so long all stood still: a scheduler or a container's runtime had suspended this machine's processes."""
+        self._since += seconds
 
     def _has_moved_elsewhere(self, elsewhere: Callable[[bool], int | None], now: float) -> bool:
         """Ranks wait for those of other machines without a sign of life of their own, for a disk say."""
@@ -94,6 +97,8 @@ class Watch:
 
     def _judged(self, beats: Mapping[int, Heartbeat], limit: float) -> str:
         stacks = self._stacks(beats)
+        if _signs(self.beats()) != self._seen:
+            return ""
         rank = _culprit(beats, stacks)
         self.report = self._shown(beats, stacks)
         found = f"rank {rank} makes no progress for {format_seconds(limit)}: {_words(beats[rank])}"
@@ -119,6 +124,10 @@ class Watch:
                 os.kill(beat.pid, signal.SIGUSR2)
         time.sleep(_STACKS_SECONDS)  # they are written by a signal handler, which says nothing when it is done
         return {rank: file.read_bytes()[before[rank] :].decode(errors="replace") for rank, file in files.items()}
+
+
+def _signs(beats: Mapping[int, Heartbeat]) -> dict[int, tuple[int, int, str]]:
+    return {rank: (beat.beats, beat.signs, beat.phase) for rank, beat in beats.items()}
 
 
 def _words(beat: Heartbeat) -> str:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from weakref import WeakSet
 
 from hotloop.core.stopping import stop_at_once
 from hotloop.train.notices import Look, looks
@@ -81,6 +82,7 @@ class Preemption:
         return self._reason
 
     def __enter__(self) -> "Preemption":
+        _entered.add(self)
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 if number != signal.SIGUSR1 or signal.getsignal(number) in (signal.SIG_DFL, stop_at_once):
@@ -98,7 +100,15 @@ class Preemption:
             watcher.start()
         return self
 
+    def leave_to_parent(self) -> None:
+        """In a child that the user's code has forked: a signal to it is no notice, and none in the parent's pipe."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if self._heard:
+            signal.set_wakeup_fd(-1)
+
     def __exit__(self, *_: object) -> None:
+        _entered.discard(self)
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if self._last else handler)
         self._previous.clear()
@@ -149,6 +159,17 @@ class Preemption:
                 if not self._is_orphan and not _is_since(stop, told - _LATE_SECONDS):
                     os._exit(128 + signal.SIGTERM)
                 told = 0.0
+
+
+_entered: "WeakSet[Preemption]" = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for each in _entered:
+        each.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _seldom(look: Look, every_seconds: float) -> Look:

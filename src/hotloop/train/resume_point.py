@@ -22,7 +22,7 @@ from hotloop.train.checkpoint.checkpointer import (
 )
 from hotloop.train.checkpoint.copies import Copies, remove_left
 from hotloop.train.checkpoint.files import Position, position_of
-from hotloop.train.checkpoint.hashes import HashedTogether, Hashes, hash_files
+from hotloop.train.checkpoint.hashes import HashedTogether, Hashes
 from hotloop.train.heartbeat import Heart
 from hotloop.train.loop import Parts
 from hotloop.train.resolve import Choice
@@ -91,15 +91,26 @@ def gone(directory: Path) -> HotloopError:
     )
 
 
-def looked_up(job: Job, resume: str, notify: Notify) -> Loaded | None:
-    """The checkpoint that was asked for by name; the run that is not to be continued steps aside."""
-    if resume == "never" and job.run.dir:
-        directory = Path(job.run.dir)
-        if job.checkpoint.copy_to:  # before anything is renamed
-            _refuse_earlier(Copies(job.checkpoint, job.storage, directory.absolute().name), resume)
-        if aside := set_aside(directory):
-            notify(f"the earlier run is now {aside}")
-    return None if resume in ("auto", "never") else named_checkpoint(Path(resume), notify, lazily=True)
+def looked_up(job: Job, resume: str, notify: Notify, heart: Heart) -> Loaded | None:
+    """The checkpoint that was asked for by name, on the first rank; the run that is not to be continued steps aside."""
+    together = HashedTogether(heart.world)
+    with heart.working():
+        if not heart.world.first:
+            together.serve()
+            return None
+        if resume == "never" and job.run.dir:
+            _set_aside(job, Path(job.run.dir), notify)
+        named = resume not in ("auto", "never")
+        loaded = named_checkpoint(Path(resume), notify, lazily=True, hashes=together) if named else None
+        together.end()
+    return loaded
+
+
+def _set_aside(job: Job, directory: Path, notify: Notify) -> None:
+    if job.checkpoint.copy_to:  # before anything is renamed
+        _refuse_earlier(Copies(job.checkpoint, job.storage, directory.absolute().name), "never")
+    if aside := set_aside(directory):
+        notify(f"the earlier run is now {aside}")
 
 
 def open_copies(job: Job, run: Run, resume: str, stack: ExitStack) -> Copies | None:
@@ -143,7 +154,7 @@ def find(parts: Parts, named: Loaded | None, choices: list[Choice], asked: str) 
         chosen = world.from_first(None)
         return load_checkpoint(chosen, lazily=True, hashes=None) if chosen else None
     checkpointer = Checkpointer(parts.run.checkpoints, warn=parts.observer.warn)
-    loaded = named or _newest(parts, checkpointer, together if world.size > 1 else hash_files)
+    loaded = named or _newest(parts, checkpointer, together)
     if loaded:
         check_identity(loaded, parts.identity)
         check_device(loaded, choices)

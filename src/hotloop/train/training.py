@@ -84,7 +84,7 @@ def train_job(
         world = in_teams(world, job)
         preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
         ready = prepare(job, machine, observer.warn, world)
-        named = looked_up(job, resume, observer.warn) if world.first else None
+        named = looked_up(job, resume, observer.warn, heart)
         patience = Patience(lambda: bool(preemption.requested), observer.warn, alone=world.size == 1)
         stack.enter_context(card_errors(next(ready.step.model.parameters()).device, observer.warn))
         ready, decoding = _with_decoder(ready, stack, observer.warn)

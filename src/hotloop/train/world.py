@@ -426,7 +426,12 @@ _LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused",
 
 
 def peer_lost(error: Exception) -> str:
-    """What says that another rank is gone, in a line; empty if this is an error of another kind."""
+    """What says that another rank is gone, in a line; empty if this is an error of another kind.
+
+    Torch raises none of Python's own: these are of a service that the user's code has asked, say.
+    """
+    if isinstance(error, OSError | HotloopError):
+        return ""
     lines = str(error).strip().splitlines()
     lost = isinstance(error, distributed.DistError) or any(word in str(error) for word in _LOST)
     return lines[0] if lost and lines else ""

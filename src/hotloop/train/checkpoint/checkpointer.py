@@ -267,7 +267,7 @@ def load_checkpoint(path: Path, lazily: bool = False, hashes: Hashes | None = ha
 
 
 def named_checkpoint(
-    path: Path, warn: Callable[[str], None] = lambda _: None, lazily: bool = False
+    path: Path, warn: Callable[[str], None] = lambda _: None, lazily: bool = False, hashes: Hashes = hash_files
 ) -> Loaded:  # fmt: skip
     """The checkpoint meant by a path: a checkpoint, or the newest good one of a run or of a folder of them.
 
@@ -276,16 +276,16 @@ def named_checkpoint(
     Args:
         path: another process may be training in it.
         warn: told, in a line, of each damaged checkpoint that is passed over.
-        lazily: as in `Checkpointer.latest`.
+        lazily, hashes: as in `Checkpointer.latest`.
 
     Raises:
         InputError: there is none.
         CheckpointError: it cannot be read, or all of the run's are damaged.
     """
     if (path / MANIFEST).is_file():
-        return load_checkpoint(path, lazily)
+        return load_checkpoint(path, lazily, hashes)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    loaded, damaged = _newest(folder, warn, lazily, hash_files)
+    loaded, damaged = _newest(folder, warn, lazily, hashes)
     if loaded is None and damaged:
         raise CheckpointError(
             f"none of the {len(damaged)} checkpoints in {folder} can be read", "all are damaged", "name another run"
