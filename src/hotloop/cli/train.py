@@ -34,7 +34,7 @@ from hotloop.launch.fruitless import STARTS, count_start
     default="auto",
     metavar="auto|never|PATH",
     help="auto: continue the run in run.dir, if there is one (default). never: set it aside and start anew. "
-    "PATH: continue a checkpoint or a run.",
+    "PATH: continue a checkpoint or a run; the same command again goes on from what it has saved since.",
 )
 @click.option("--settings", type=click.Path(path_type=Path), help="What `hotloop tune` has found for this job.")
 @click.option("--nnodes", type=click.IntRange(1), default=1, metavar="N", help="Machines that train it together.")
