@@ -34,7 +34,7 @@ from runs import (
 )
 
 from hotloop.cli.progress import rank_observer
-from hotloop.train.elastic import _left
+from hotloop.train.elastic import _left, _refresh
 from hotloop.train.gpus import Answers
 from hotloop.train.hang import Watch
 
@@ -714,6 +714,20 @@ def test_float8_goes_with_divided_weights_and_not_with_divided_layers(hotloop: C
     assert "--set parallel=fsdp" in done.err
     done = hotloop("train", "job.toml", *options, "parallel=fsdp", expect=2)
     assert 'precision = "float8" on a CPU' in done.err, "that alone is against it here"
+
+
+def test_what_ranks_have_noted_does_not_grow_old(tmp_path: Path) -> None:
+    """Its time of change stays: ranks ask when they were told something."""
+    files = [tmp_path / "saved", tmp_path / "logs/rank-0.txt"]
+    files[1].parent.mkdir()
+    for file in files:
+        file.touch()
+    for place in (*files, files[1].parent, tmp_path):
+        os.utime(place, (0, 1000))
+    _refresh(tmp_path)
+    for place in (*files, files[1].parent, tmp_path):
+        assert place.stat().st_mtime == 1000
+        assert place.stat().st_atime > 1000
 
 
 @pytest.mark.slow

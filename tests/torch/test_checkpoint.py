@@ -388,7 +388,9 @@ def test_another_one_of_the_same_position_is_set_aside(tmp_path: Path) -> None:
     (own,) = filled(tmp_path / "own", [5])
     other = Checkpointer(tmp_path / "other").save({"number": 777}, 5)
     Checkpointer(own.parent).abandon_for(named_checkpoint(other))
-    assert listing(own.parent) == [f"abandoned-{own.name}"]
+    own.mkdir()  # of which nothing is left
+    Checkpointer(own.parent).abandon_for(named_checkpoint(other))
+    assert listing(own.parent) == [f"abandoned-{own.name}", f"abandoned-{own.name}-2"]
 
 
 def test_a_checkpoint_that_no_job_saved_is_refused(tmp_path: Path) -> None:

@@ -196,7 +196,8 @@ class _Attempt:
         self._limit = limit_seconds
         self._nodes = nodes
         self._machines = machines
-        self._news_since = self._fresh_until = 0.0
+        self._news_since = 0.0
+        self._fresh_until = time.monotonic() + _FRESH_SECONDS
         self._has_reported = False
         self._lost: Lost | None = None
         self._error: BaseException | None = None
@@ -385,10 +386,11 @@ def _of_ranks(folder: Path, number: int, restart: int, more: Mapping[str, str]) 
 
 
 def _refresh(folder: Path) -> None:
-    """Read all of it, as far as its times tell."""
-    for path in (folder, *folder.rglob("*")):
-        with suppress(FileNotFoundError):
-            os.utime(path, (time.time(), path.stat().st_mtime))
+    """All of it was read now, as far as its times tell."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place), *(Path(place) / name for name in names)):
+            with suppress(FileNotFoundError):
+                os.utime(path, (time.time(), path.stat().st_mtime))
 
 
 @contextmanager

@@ -146,7 +146,9 @@ class Checkpointer:
         """
         manifest = (chosen.path / MANIFEST).read_bytes()
         for at, path in all_checkpoints(self._directory):
-            if at > chosen.position or (at == chosen.position and (path / MANIFEST).read_bytes() != manifest):
+            file = path / MANIFEST
+            is_chosen = at == chosen.position and file.is_file() and file.read_bytes() == manifest
+            if at >= chosen.position and not is_chosen:
                 _rename(path, "abandoned")
 
 
