@@ -14,6 +14,7 @@ from hotloop.core.errors import InputError
 from hotloop.explain.flight import compared, is_dump, read_dump
 
 LAST = """
+import os
 import sys
 import torch
 from torch import distributed
@@ -30,6 +31,8 @@ for group in (
     while last_collective().endswith("not done"):  # gloo's thread notes it, some moments after it is waited for
         pass
     print(last_collective())
+sys.stdout.flush()
+os._exit(0)  # gloo's threads abort some of the processes that end with groups
 """
 SCRIPT = Path(__file__).parents[1] / "support/flight_ranks.py"
 
