@@ -25,7 +25,9 @@ from hotloop.train.checkpoint.files import MANIFEST, manifest_text, read_manifes
 from hotloop.train.checkpoint.hashes import HashedTogether
 from hotloop.train.checkpoint.schedule import SaveSchedule, young_interval
 from hotloop.train.checkpoint.table import stored_checkpoints
+from hotloop.train.heartbeat import Heart
 from hotloop.train.resume import check_identity, identity
+from hotloop.train.resume_point import looked_up
 from hotloop.train.world import World
 
 
@@ -521,3 +523,12 @@ def test_a_disk_that_another_machine_does_not_see_is_no_damage(tmp_path: Path, e
     with pytest.raises(CheckpointError, match=r"cannot read .*1"):
         Checkpointer(tmp_path, warn=warnings.append).latest(hashes=HashedTogether(BesideAnother(size=2, error=error)))
     assert len(warnings) == 1, "what the first rank lacks too is damage"
+
+
+def test_a_named_checkpoint_is_read_by_all_ranks(tmp_path: Path) -> None:
+    """One on the first machine's own disk is told before anything is trained."""
+    path = filled(tmp_path, [1])[0]
+    job = parse_job({"data": {"train": "x"}, "model": {"name": "m"}}, "job")
+    world = BesideAnother(size=2, error=FileNotFoundError())
+    with pytest.raises(CheckpointError, match="rank 1 does not see it: is its disk mounted"):
+        looked_up(job, str(path), print, Heart(world))

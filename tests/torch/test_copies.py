@@ -211,6 +211,32 @@ def test_going_back_removes_the_copies_that_came_after(hotloop: Command, job: Pa
     assert {name.split("/")[2] for name in names(bucket)} == {"epoch-0001-step-00000006"}
 
 
+def test_a_finished_run_that_begins_again_from_the_end_of_another_has_its_weights(
+    hotloop: Command, job: Path, bucket: str
+) -> None:
+    hotloop("train", "job.toml", *to(bucket), "--set", "train.epochs=2", expect=0)
+    hotloop("train", "job.toml", "--set", "run.dir=other", "--set", "train.epochs=2", "--set", "seed=7", expect=0)
+    other = job.parent / "other/checkpoints/epoch-0002-step-00000012"
+    again = [*to(bucket), "--set", "seed=7", "--set", "train.epochs=2", "--resume", str(other)]
+    assert "has finished" not in hotloop("train", "job.toml", *again, expect=0).err
+    torch.testing.assert_close(weights_of(job.parent / "mine"), weights_of(job.parent / "other"), rtol=0, atol=0)
+    shutil.rmtree(job.parent / "mine")
+    hotloop("train", "job.toml", *to(bucket), "--set", "seed=7", "--set", "train.epochs=2", expect=0)
+    torch.testing.assert_close(weights_of(job.parent / "mine"), weights_of(job.parent / "other"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("or_same", "left"), [(False, [1]), (True, [])])
+def test_copies_of_what_a_run_goes_back_from_go(bucket: str, tmp_path: Path, or_same: bool, left: list[int]) -> None:
+    """That of the place itself too, if it is another run's: a start on another machine would go on from it."""
+    made = copies(bucket)
+    for step in (1, 2):
+        made.begin(Checkpointer(tmp_path).save({"step": step}, step))
+        assert [copy.trouble for copy in made.finished(wait=True)] == [""]
+    made.drop_newer((0, 1), or_same)
+    assert sorted(made.positions()) == [(0, step) for step in left]
+    made.close()
+
+
 def test_a_store_that_does_not_answer_costs_the_copy_only(
     tmp_path: Path, bucket: str, server: tuple[dict[str, str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as distributed
 from several import spread_over_two, train_together
+
+from hotloop.core.errors import HotloopError
+from hotloop.train.world import peer_lost
 
 
 @pytest.mark.parametrize(
@@ -151,3 +155,18 @@ def test_divided_weights_travel_as_bf16_to_layers_that_multiply_in_float8(tmp_pa
     one, two = spread_over_two(tmp_path / "one", "float8 one"), spread_over_two(tmp_path / "two", "float8")
     assert (one[0]["types"], two[0]["types"]) == (["torch.float32"], ["torch.bfloat16"])
     assert two[0]["losses"] == pytest.approx(one[0]["losses"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore"), True),
+        (distributed.DistBackendError("ncclUnhandledCudaError: of this rank"), True),
+        (ConnectionResetError(104, "Connection reset by peer"), False),
+        (BrokenPipeError(32, "Broken pipe"), False),
+        (HotloopError("no copy", "Connection refused", "wait"), False),
+        (RuntimeError("shapes differ"), False),
+    ],
+)
+def test_errors_of_services_that_a_script_asks_are_no_lost_rank(error: Exception, said: bool) -> None:
+    assert peer_lost(error) == (str(error).splitlines()[0] if said else "")

@@ -7,7 +7,13 @@ from typing import Any
 from hotloop.core.job import Job
 from hotloop.core.machine import Machine
 from hotloop.core.run import Run, require_run_place
-from hotloop.train.checkpoint.checkpointer import OTHERS, Loaded, named_checkpoint, newest_path, refuse_set_aside
+from hotloop.train.checkpoint.checkpointer import (
+    RESUME_ANOTHER,
+    Loaded,
+    named_checkpoint,
+    newest_path,
+    refuse_set_aside,
+)
 from hotloop.train.prepare import Ready, check_last_batch, count_parameters, count_steps, prepare
 from hotloop.train.ranks import inner
 from hotloop.train.resolve import Choice, choose_parallel
@@ -67,7 +73,7 @@ def _continued(job: Job, ready: Ready, resume: str) -> Loaded | None:
         loaded = named_checkpoint(Path(resume), lazily=True)
     else:
         if resume == "auto" and run and not job.checkpoint.copy_to:
-            refuse_set_aside(run.checkpoints, OTHERS)
+            refuse_set_aside(run.checkpoints, RESUME_ANOTHER)
         return None
     check_identity(loaded, identity(ready.job, inner(ready.step.model), ready.datasets[0][0]))
     check_device(loaded, ready.choices)

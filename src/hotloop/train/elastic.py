@@ -287,7 +287,7 @@ class _Attempt:
                 while not self._ended.wait(_LOOK_SECONDS):
                     _kill_ranks(self._folder)
                 raise
-        if hung and self.said is None:  # else all have trained, and one does not come to its end
+        if hung and self.said is None:  # else the training has its end, and a process of it does not come to its own
             report = "\n".join([self._watch.report, *others])
             raise HotloopError(hung, report, "mend what holds it up, and start the same command again")
         if self._error:

@@ -45,7 +45,7 @@ from hotloop.train.ranks import inner
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, identity, restore
-from hotloop.train.resume_point import asked_for, find, gone, is_own, looked_up, open_copies, started_again
+from hotloop.train.resume_point import command_hash, find, gone, is_own, looked_up, open_copies, started_again
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
 from hotloop.train.world import ALONE, FAILED, RESUMED, World, in_teams, peer_lost
@@ -79,7 +79,7 @@ def train_job(
     """
     with closing(observer), ExitStack() as stack:
         heart = _watched_heart(job, world, stack, last)
-        asked = asked_for(job, resume)
+        command = command_hash(job, resume)
         job, resume = started_again(job, resume, world, observer.warn)
         world = in_teams(world, job)
         preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
@@ -90,8 +90,7 @@ def train_job(
         ready, decoding = _with_decoder(ready, stack, observer.warn)
         deaths = WorkerDeaths(observer.warn)
         train, val = _sources(ready, decoding, stack, patience, deaths, observer.warn)
-        run = Run(world.from_first(open_run(ready.job, now or datetime.now()).directory if world.first else Path()))
-        world.note("run", str(run.directory))
+        run = _opened(ready.job, now or datetime.now(), world)
         recorders = _recorders(job, run, stack, observer.warn) if world.first else []
         recorders.append(_published(run, ready.job, heart, stack))
         parts = Parts(
@@ -111,7 +110,7 @@ def train_job(
             copies=open_copies(job, run, resume, stack) if world.first else None,
             preparation=_preparation(ready, train, world),
         )
-        return run, _Training(parts, machine, ready.choices, asked).run(named)
+        return run, _Training(parts, machine, ready.choices, command).run(named)
 
 
 def _watched_heart(job: Job, world: World, stack: ExitStack, last: bool) -> Heart:
@@ -137,6 +136,13 @@ def _preemption(job: Job, observer: Observer, world: World, stop_file: str, last
 
 _LOCK_SECONDS = 150.0
 """What an engine starts again may find the lock of a machine that is gone, on a network disk."""
+
+
+def _opened(job: Job, now: datetime, world: World) -> Run:
+    """The run that the first rank has opened; a restart of these ranks finds it."""
+    run = Run(world.from_first(open_run(job, now).directory if world.first else Path()))
+    world.note("run", str(run.directory))
+    return run
 
 
 def _recorders(job: Job, run: Run, stack: ExitStack, notify: Callable[[str], None]) -> list[Observer]:
@@ -206,26 +212,26 @@ class _Training:
     """One run in its directory.
 
     Attributes:
-        asked: by which command.
+        command: the hash of the one that has started this.
     """
 
     parts: Parts
     machine: Machine
     choices: list[Choice]
-    asked: str
+    command: str
 
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
         parts = self.parts
         with parts.heart.working():
-            loaded = find(parts, named, self.choices, self.asked)
+            loaded = find(parts, named, self.choices, self.command)
             progress = restore(loaded, parts.step) if loaded else Progress()
         parts.world.note(RESUMED, str(progress.step))
         own = loaded is not None and is_own(loaded, parts.run)
         if loaded and own and parts.copies:
             parts.copies.make_up(loaded.path)
         before = parts.run.result()
-        if before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
+        if own and before and before.status == "finished" and progress.epoch >= parts.job.train.epochs:
             if parts.world.first:
                 epochs = count(progress.epoch, "epoch")
                 parts.observer.warn(f"{parts.run.directory} has finished its {epochs}; more: --set train.epochs=N")

@@ -136,7 +136,7 @@ class Checkpointer:
         for path in damaged:
             _rename(path, "damaged")
         if loaded is None:
-            refuse_set_aside(self._directory, OTHERS)
+            refuse_set_aside(self._directory, RESUME_ANOTHER)
         return loaded
 
     def abandon_for(self, chosen: Loaded) -> None:
@@ -190,7 +190,7 @@ def _rename(path: Path, why: str) -> None:
     path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
 
 
-OTHERS = "--resume PATH continues another; --resume never starts anew and keeps them"
+RESUME_ANOTHER = "--resume PATH continues another; --resume never starts anew and keeps them"
 _OTHER = "name another checkpoint; of a training: --resume PATH"
 
 
