@@ -81,10 +81,10 @@ def main(rank: int, size: int, folder: Path, variant: str) -> None:
     if float8:
         model[1].up.register_forward_pre_hook(lambda layer, _: types.add(str(layer.weight.dtype)))  # type: ignore[index]
     syncs = watched(model) if isinstance(model, DistributedDataParallel) else []
-    losses = trained(model, rank, size, variant, norm)
+    losses, places = trained(model, rank, size, variant, norm)
     evaluated(model, None)
     state = {} if float8 else {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    content = {"losses": losses, "state": state, "types": sorted(types), "syncs": len(syncs)}
+    content = {"losses": losses, "state": state, "types": sorted(types), "syncs": len(syncs), "places": places}
     (folder / f"rank-{rank}.json").write_text(json.dumps(content))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -103,11 +103,23 @@ def watched(ddp: DistributedDataParallel) -> list[int]:
     return found
 
 
-def trained(model: nn.Module, rank: int, size: int, variant: str, norm: nn.Module | None) -> list[float]:
+def place_of(gradient: Tensor | None) -> int:
+    return gradient.untyped_storage().data_ptr() if gradient is not None else 0
+
+
+def trained(
+    model: nn.Module, rank: int, size: int, variant: str, norm: nn.Module | None
+) -> tuple[list[float], list[int]]:
+    """Of each step the loss, and in how many pieces of memory the gradients were."""
+
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    weights = list(model.parameters())
+    optimizer = torch.optim.AdamW(weights, lr=0.01)
+    places: list[int] = []
+    if "float8" not in variant:
+        optimizer.register_step_pre_hook(lambda *_: places.append(len({place_of(each.grad) for each in weights})))
     settings = StepSettings(precision="float8" if variant.startswith("float8") else "fp32")
     step = Step(model, loss, optimizer, settings=settings)
     data = torch.Generator().manual_seed(1)
@@ -121,4 +133,4 @@ def trained(model: nn.Module, rank: int, size: int, variant: str, norm: nn.Modul
         value = step((inputs[own], labels[own])) / size
         distributed.all_reduce(value)
         values.append(value.item())
-    return values
+    return values, places

@@ -150,6 +150,11 @@ def test_running_statistics_are_sent_where_they_are_used_alone(tmp_path: Path, v
         )  # fmt: skip
 
 
+def test_gradients_lie_where_they_are_sent_from(tmp_path: Path) -> None:
+    """Not in memory of their own too, from which each is copied."""
+    assert [rank["places"][-1] for rank in spread_over_two(tmp_path / "found", "ddp")] == [1, 1]
+
+
 def test_divided_weights_travel_as_bf16_to_layers_that_multiply_in_float8(tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="float8 needs torchao, an extra")
     one, two = spread_over_two(tmp_path / "one", "float8 one"), spread_over_two(tmp_path / "two", "float8")
