@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hotloop.core.errors import HotloopError
 
@@ -84,23 +84,33 @@ class _Asking:
             SimpleQueue()
         )
         self._thread = threading.Thread(target=self._run, name="hotloop-machines-asked", daemon=True)
+        self._unanswered: SimpleQueue[tuple[Any, Exception | None]] | None = None
 
     def start(self) -> None:
         """Before the first question."""
         self._thread.start()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a question had no answer in time, and has none so far."""
+        return self._unanswered is not None and self._unanswered.empty()
+
     def ask(self, question: Callable[[], Any], seconds: float) -> Any:
-        """Its answer.
+        """Its answer. Nothing more is asked before a late one has come.
 
         Raises:
             DistError: the store's.
-            TimeoutError: there was none in time.
+            TimeoutError: there was none in time, or there is none to an earlier one.
         """
+        if self.is_waiting:
+            raise TimeoutError
+        self._unanswered = None
         answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
         self._questions.put((question, answers))
         try:
             answer, error = answers.get(timeout=seconds)
         except Empty:
+            self._unanswered = answers
             raise TimeoutError from None
         if error:
             raise error
@@ -141,9 +151,9 @@ class Machines:
         self._limit = timedelta(seconds=limit_seconds)
         self._joining: threading.Thread | None = None
         self._closed = threading.Event()
-        self._store: TCPStore | None = None
+        self._store: Store | None = None
         self._asking = _Asking()
-        self._lost = False
+        self._is_cut_off = False
         self._told = False
         self._end: End | None = None
 
@@ -208,7 +218,7 @@ class Machines:
             self._end = End(**json.loads(text))
         if self._end:
             return self._end
-        return End(1, "the first machine is not there any more", told=False) if self._lost else None
+        return End(1, "the first machine is not there any more", told=False) if self._is_lost else None
 
     @property
     def has_ended(self) -> bool:
@@ -239,7 +249,7 @@ class Machines:
         self.report(restart, own)
         until = time.monotonic() + seconds
         keys = [f"report-{restart}-{each}" for each in range(self._nodes.number) if each != self._nodes.rank]
-        while not all(self._has(key) for key in keys) and time.monotonic() < until and not self._lost:
+        while not all(self._has(key) for key in keys) and time.monotonic() < until and not self._is_lost:
             time.sleep(_LOOK_SECONDS)
         return [text for key in keys if self._has(key) and (text := self._text(key))]
 
@@ -273,9 +283,10 @@ class Machines:
                 return True
         return False
 
-    def _connected(self, first: bool) -> TCPStore:
+    def _connected(self, first: bool) -> Store:
         nodes = self._nodes
-        return TCPStore(nodes.host, nodes.port, is_master=first, timeout=self._limit, wait_for_workers=False)
+        store = TCPStore(nodes.host, nodes.port, is_master=first, timeout=self._limit, wait_for_workers=False)
+        return PrefixStore(nodes.id, store)
 
     def _set(self, key: str, value: str) -> None:
         self._asked(lambda store: store.set(key, value))
@@ -283,13 +294,20 @@ class Machines:
     def _has(self, key: str) -> bool:
         return bool(self._asked(lambda store: store.check([key])))
 
-    def _asked(self, question: Callable[[TCPStore], Any]) -> Any:
-        """None before there is a store, and once it is lost."""
-        if self._store and not self._lost:
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the first machine has gone, or is silent: suspended, or behind a network that does not work now."""
+        return self._is_cut_off or self._asking.is_waiting
+
+    def _asked(self, question: Callable[[Store], Any]) -> Any:
+        """None before there is a store, and while it is lost."""
+        if self._store and not self._is_cut_off:
             try:
                 return self._asking.ask(partial(question, self._store), _ANSWER_SECONDS)
-            except (DistError, TimeoutError):
-                self._lost = True
+            except TimeoutError:
+                return None
+            except DistError:
+                self._is_cut_off = True
         return None
 
     def _wait_for_others(self) -> None:
