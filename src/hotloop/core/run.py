@@ -168,9 +168,14 @@ class Run:
         write_atomic(self.job_file, job.to_toml())
         self.result_file.unlink(missing_ok=True)
 
-    def write_origin(self, checkpoint: Path, position: tuple[int, int], command: str) -> None:
+    def write_origin(self, checkpoint: Path, position: tuple[int, int], command_hash: str) -> None:
         """Note the checkpoint that was named for this start to go on from, its epoch and step, and by which command."""
-        origin = {"checkpoint": str(checkpoint), "epoch": position[0], "step": position[1], "command": command}
+        origin = {
+            "checkpoint": str(checkpoint),
+            "epoch": position[0],
+            "step": position[1],
+            "command_hash": command_hash,
+        }
         write_atomic(self.origin_file, json.dumps(origin) + "\n")
 
     def write_result(self, result: Result) -> None:

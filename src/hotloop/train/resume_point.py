@@ -70,14 +70,14 @@ def saved_since(run: Run, job: Job, resume: str) -> Path | None:
         return None
     try:
         origin = json.loads(run.origin_file.read_text())
-        command, position = origin["command"], (int(origin["epoch"]), int(origin["step"]))
+        command_hash, position = origin["command_hash"], (int(origin["epoch"]), int(origin["step"]))
     except (ValueError, KeyError, TypeError):
         return None
     saved = [path for at, path in all_checkpoints(run.checkpoints) if at >= position]
-    return saved[0] if saved and command == command_hash(job, resume) else None
+    return saved[0] if saved and command_hash == hash_of_command(job, resume) else None
 
 
-def command_hash(job: Job, resume: str) -> str:
+def hash_of_command(job: Job, resume: str) -> str:
     """The same for the same command alone."""
     return hashlib.sha256(f"{job.model_dump_json()} {os.path.abspath(resume)}".encode()).hexdigest()
 
@@ -137,12 +137,12 @@ def _refuse_earlier(copies: Copies, resume: str) -> None:
         )  # fmt: skip
 
 
-def find(parts: Parts, named: Loaded | None, choices: list[Choice], command: str) -> Loaded | None:
+def find(parts: Parts, named: Loaded | None, choices: list[Choice], command_hash: str) -> Loaded | None:
     """The checkpoint to go on from: on all ranks the one that the first has chosen, and all have verified.
 
     Args:
         named: that was asked for; None: the newest, if there is one.
-        command: the hash of the one that has started this, by `command_hash`.
+        command_hash: of what has started this, by `hash_of_command`.
 
     Raises:
         InputError: it is of something else; the store does not answer.
@@ -162,7 +162,7 @@ def find(parts: Parts, named: Loaded | None, choices: list[Choice], command: str
         if parts.copies:
             parts.copies.drop_newer(named.position, or_same=not is_own(named, parts.run))
         checkpointer.abandon_for(named)
-        parts.run.write_origin(named.path, named.position, command)
+        parts.run.write_origin(named.path, named.position, command_hash)
     together.end()
     world.from_first(loaded.path if loaded else None)
     return loaded

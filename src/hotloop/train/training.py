@@ -45,7 +45,7 @@ from hotloop.train.ranks import inner
 from hotloop.train.record import MetricsFile, TensorBoard
 from hotloop.train.resolve import Choice, decided
 from hotloop.train.resume import changed_settings, identity, restore
-from hotloop.train.resume_point import command_hash, find, gone, is_own, looked_up, open_copies, started_again
+from hotloop.train.resume_point import find, gone, hash_of_command, is_own, looked_up, open_copies, started_again
 from hotloop.train.sharded import whole
 from hotloop.train.source import ArraySource, LoaderSource, Source
 from hotloop.train.world import ALONE, FAILED, RESUMED, World, in_teams, peer_lost
@@ -79,7 +79,7 @@ def train_job(
     """
     with closing(observer), ExitStack() as stack:
         heart = _watched_heart(job, world, stack, last)
-        command = command_hash(job, resume)
+        command_hash = hash_of_command(job, resume)
         job, resume = started_again(job, resume, world, observer.warn)
         world = in_teams(world, job)
         preemption = stack.enter_context(_preemption(job, observer, world, stop_file, last))
@@ -110,7 +110,7 @@ def train_job(
             copies=open_copies(job, run, resume, stack) if world.first else None,
             preparation=_preparation(ready, train, world),
         )
-        return run, _Training(parts, machine, ready.choices, command).run(named)
+        return run, _Training(parts, machine, ready.choices, command_hash).run(named)
 
 
 def _watched_heart(job: Job, world: World, stack: ExitStack, last: bool) -> Heart:
@@ -212,19 +212,19 @@ class _Training:
     """One run in its directory.
 
     Attributes:
-        command: the hash of the one that has started this.
+        command_hash: of what has started this.
     """
 
     parts: Parts
     machine: Machine
     choices: list[Choice]
-    command: str
+    command_hash: str
 
     def run(self, named: Loaded | None) -> Result:
         """Resume if there is something to resume, train, and leave result and report however it ends."""
         parts = self.parts
         with parts.heart.working():
-            loaded = find(parts, named, self.choices, self.command)
+            loaded = find(parts, named, self.choices, self.command_hash)
             progress = restore(loaded, parts.step) if loaded else Progress()
         parts.world.note(RESUMED, str(progress.step))
         own = loaded is not None and is_own(loaded, parts.run)
